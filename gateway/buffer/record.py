@@ -86,9 +86,11 @@ class Record:
     """One committed batch as a follower sees it. ``batch`` numbers rise by one and are never used twice.
 
     ``definitions`` are those of the series which this segment sees for the first time, in the order of their use:
-    a follower that reads a segment from its start knows every id before it needs it.
+    a follower knows every id before it needs it. The first record that a follower gets from a segment carries the
+    definitions of the records before it, too. Ids mean something only within ``segment``.
     """
 
+    segment: int
     batch: int
     received_ns: int
     signal: Signal
