@@ -14,7 +14,10 @@ class Meters:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "locum_requests_total", "Requests that were answered with success.", ["signal", "transport"], registry=registry
+            "locum_requests_total",
+            "Requests that were answered with success.",
+            ["signal", "transport"],
+            registry=registry,
         )
         self.accepted = Counter(
             "locum_accepted_points_total",
@@ -23,7 +26,10 @@ class Meters:
             registry=registry,
         )
         self.refused = Counter(
-            "locum_refused_requests_total", "Requests that were refused whole.", ["reason", "transport"], registry=registry
+            "locum_refused_requests_total",
+            "Requests that were refused whole.",
+            ["reason", "transport"],
+            registry=registry,
         )
         self.left_out = Counter(
             "locum_left_out_points_total",
@@ -53,28 +59,52 @@ class Meters:
         self.buffered_bytes = Gauge("locum_buffer_bytes", "Bytes of the buffer on disk.", ["kind"], registry=registry)
         self.segments = Gauge("locum_buffer_segments", "Segments by state.", ["state"], registry=registry)
         self.quarantined = Counter(
-            "locum_quarantined_total", "Records and files that were moved aside as damaged.", ["kind"], registry=registry
+            "locum_quarantined_total",
+            "Records and files that were moved aside as damaged.",
+            ["kind"],
+            registry=registry,
         )
         self.pruned_points = Counter(
-            "locum_pruned_points_total", "Points deleted by retention.", ["delivered", "reason"], registry=registry
+            "locum_pruned_points_total",
+            "Points deleted by retention.",
+            ["delivered", "reason"],
+            registry=registry,
         )
         self.delivered = Counter(
-            "locum_delivered_points_total", "Points that a sink's receiver took.", ["sink", "category"], registry=registry
+            "locum_delivered_points_total",
+            "Points that a sink's receiver took.",
+            ["sink", "category"],
+            registry=registry,
         )
         self.delivered_bytes = Counter(
-            "locum_delivered_bytes_total", "Bytes of bodies as sent, compressed.", ["sink", "category"], registry=registry
+            "locum_delivered_bytes_total",
+            "Bytes of bodies as sent, compressed.",
+            ["sink", "category"],
+            registry=registry,
         )
         self.retries = Counter(
-            "locum_retries_total", "Bodies that were sent again.", ["sink", "category", "cause"], registry=registry
+            "locum_retries_total",
+            "Bodies that were sent again.",
+            ["sink", "category", "cause"],
+            registry=registry,
         )
         self.dead_letters = Counter(
-            "locum_dead_letter_points_total", "Points that the receiver will not take.", ["sink", "category"], registry=registry
+            "locum_dead_letter_points_total",
+            "Points that the receiver will not take.",
+            ["sink", "category"],
+            registry=registry,
         )
         self.sink_lag_batches = Gauge(
-            "locum_sink_lag_batches", "Batches that are on disk and not yet delivered.", ["sink", "category"], registry=registry
+            "locum_sink_lag_batches",
+            "Batches that are on disk and not yet delivered.",
+            ["sink", "category"],
+            registry=registry,
         )
         self.sink_lag_s = Gauge(
-            "locum_sink_lag_seconds", "Age of the oldest batch that is not yet delivered.", ["sink", "category"], registry=registry
+            "locum_sink_lag_seconds",
+            "Age of the oldest batch that is not yet delivered.",
+            ["sink", "category"],
+            registry=registry,
         )
         self.commit_s = Histogram(
             "locum_commit_seconds",

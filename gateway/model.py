@@ -112,14 +112,24 @@ class Series:
         head = point_head(self.measurement, self.tags)
         name, unit = self.field.encode(), self.unit.encode()
         header = _DEFINITION.pack(
-            self.key, self.kind, self.temporality, self.monotonic, 0, len(head), len(name), len(unit), len(self.bounds)
+            self.key,
+            self.kind,
+            self.temporality,
+            self.monotonic,
+            0,
+            len(head),
+            len(name),
+            len(unit),
+            len(self.bounds),
         )
         return b"".join((header, head, name, unit, struct.pack(f"<{len(self.bounds)}d", *self.bounds)))
 
     @classmethod
     def unpack(cls, definition: bytes) -> Series:
         """The series that ``pack`` made this of."""
-        _, kind, temporality, monotonic, _, head_size, name_size, unit_size, bounds = _DEFINITION.unpack_from(definition)
+        _, kind, temporality, monotonic, _, head_size, name_size, unit_size, bounds = _DEFINITION.unpack_from(
+            definition
+        )
         head_end = _DEFINITION.size + head_size
         name_end = head_end + name_size
         unit_end = name_end + unit_size
@@ -265,6 +275,8 @@ class Batch:
     """What one request became, ready to be written: the unit that is accepted, synced and counted.
 
     ``body`` is laid out by ``buffer.record``; ``points`` is the number of data points, spans or records in it.
+    ``definitions`` are those of series that are in no table (ids from ``series.TRANSIENT`` on): they hold for this
+    batch only.
     """
 
     signal: Signal
@@ -272,6 +284,7 @@ class Batch:
     body: bytes
     points: int
     losses: Losses
+    definitions: bytes = b""
 
 
 class LocumError(Exception):

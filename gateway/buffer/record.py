@@ -24,6 +24,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,13 @@ import numpy.typing as npt
 from gateway.model import Signal
 
 HAS_SUM, HAS_MIN, HAS_MAX = 1, 2, 4
+BAD_SUM, BAD_MIN, BAD_MAX = 8, 16, 32
+"""Flags of a distribution row. ``BAD``: one was sent, but it was not finite; it is never sent on, not even as 0."""
 
 COUNTS = struct.Struct("<6I")
 _ENTRY = struct.Struct("<II")
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 def padded(size: int) -> int:
@@ -115,7 +118,7 @@ class _Cursor:
         self.raw = raw
         self.at = at
 
-    def take(self, dtype: npt.DTypeLike, count: int) -> Array:
+    def take(self, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
         column = np.frombuffer(self.raw, dtype, count, self.at) if count else np.empty(0, dtype)
         self.at += padded(column.nbytes)
         return column
