@@ -259,6 +259,13 @@ class Losses:
         self.changed[reason] = self.changed.get(reason, 0) + count
         self.examples.setdefault(reason, example)
 
+    def add(self, other: Losses) -> None:
+        """Count what ``other`` counted, too."""
+        for reason, count in other.left_out.items():
+            self.leave_out(reason, other.examples[reason], count)
+        for reason, count in other.changed.items():
+            self.change(reason, other.examples[reason], count)
+
     @property
     def rejected(self) -> int:
         """What ``partial_success`` reports. A stale marker carries no data, so it is not a rejection."""

@@ -217,7 +217,8 @@ class Writer:
             self._committed = Committed(self._committed.segment, offset, number - 1)
             self._safe.notify_all()
         self._meters.commit_s.observe(time.perf_counter() - began)
-        for batch_number, (_, _, future) in enumerate(group, number - len(group)):
+        for batch_number, (batch, _, future) in enumerate(group, number - len(group)):
+            self._meters.accepted.labels(batch.signal.name.lower()).inc(batch.points)
             future.set_result(batch_number)
 
     def _fail(self, group: list[Item], error: Exception) -> None:

@@ -1,0 +1,117 @@
+"""From a request's bytes to a batch on its way to the disk: where the receivers' ``accept`` leads.
+
+Holds the present generation of meaning (registry, rules). A reload swaps in a new one; requests that are being read
+finish with the old.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from gateway.buffer.record import pack_events
+from gateway.buffer.writer import Writer
+from gateway.config import Settings
+from gateway.metrics import Meters
+from gateway.model import Batch, Event, Losses, Reason, Refusal, Sender, Signal, Wire
+from gateway.otlp import json as otlp_json
+from gateway.otlp.logs import flatten_logs
+from gateway.otlp.point import encode_point
+from gateway.otlp.traces import flatten_spans
+from gateway.otlp.wire import Registry
+from gateway.policy.rules import Rules
+from gateway.receive.intake import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one version of the settings makes of a request."""
+
+    settings: Settings
+    rules: Rules
+    registry: Registry
+
+    @classmethod
+    def of(cls, settings: Settings) -> Generation:
+        """Raises ``ConfigError`` for a pattern that does not compile."""
+        return cls(settings, Rules.compile(settings.policy), Registry(settings.points, settings.receive.max_series))
+
+
+class Intake:
+    """Turns requests into batches and hands them to the writer."""
+
+    def __init__(self, generation: Generation, writer: Writer, meters: Meters) -> None:
+        self.generation = generation
+        self._writer = writer
+        self._meters = meters
+
+    def accept(self, signal: Signal, wire: Wire, body: bytes, sender: Sender) -> Ticket:
+        """Understand a request and queue it. Raises ``Refusal`` if it is refused whole.
+
+        The ticket is done when the batch is synced. A request without a single point to keep needs no disk.
+        """
+        generation = self.generation
+        batch = read_request(generation, signal, wire, body, sender, time.time_ns())
+        self._count(batch)
+        if batch.points == 0:
+            done: Future[int] = Future()
+            done.set_result(0)
+            return Ticket(done, batch.losses)
+        return Ticket(self._writer.submit(batch, generation.registry.table), batch.losses)
+
+    def _count(self, batch: Batch) -> None:
+        signal = batch.signal.name.lower()
+        for reason, count in batch.losses.left_out.items():
+            self._meters.left_out.labels(signal, reason).inc(count)
+        for reason, count in batch.losses.changed.items():
+            self._meters.changed.labels(signal, reason).inc(count)
+
+
+def read_request(
+    generation: Generation, signal: Signal, wire: Wire, body: bytes, sender: Sender, received_ns: int
+) -> Batch:
+    """The batch that a request makes. Pure but for what the registry remembers. Raises ``Refusal``."""
+    settings = generation.settings
+    address = sender.address if settings.receive.remote_ip else None
+    json_losses = Losses()
+    message = None
+    if wire is Wire.JSON:
+        message = otlp_json.parse(signal, body, settings.points.parity == "datakit", json_losses)
+    if signal is Signal.METRICS:
+        raw = body if message is None else message.SerializeToString()
+        batch = generation.registry.decode(raw, address, received_ns)
+        losses = batch.losses
+    else:
+        events, losses = _read_events(generation, signal, message or _parse(signal, body), address, received_ns)
+        packed = pack_events([(event.category, event.time_ns, encode_point(event)) for event in events])
+        batch = Batch(signal, received_ns, packed, len(events), losses)
+    losses.add(json_losses)
+    return batch
+
+
+def _parse(signal: Signal, body: bytes) -> ExportTraceServiceRequest | ExportLogsServiceRequest:
+    kind = ExportTraceServiceRequest if signal is Signal.TRACES else ExportLogsServiceRequest
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:
+        raise Refusal(
+            Reason.BAD_DATA, f"{signal.name.lower()} request: not a well-formed {kind.__name__} ({error})"
+        ) from None
+
+
+def _read_events(
+    generation: Generation,
+    signal: Signal,
+    request: ExportTraceServiceRequest | ExportLogsServiceRequest,
+    address: str | None,
+    received_ns: int,
+) -> tuple[list[Event], Losses]:
+    settings = generation.settings
+    if signal is Signal.TRACES:
+        return flatten_spans(request, address, settings.points, settings.traces, generation.rules, received_ns)
+    return flatten_logs(request, address, settings.points, settings.traces, received_ns)
