@@ -1,0 +1,214 @@
+"""The ``locum`` command. Each sub-command is a thin shell over a function elsewhere; imports are made where they are
+used, so that a quick command stays quick.
+
+Exit codes: 0 all is well, 1 the answer is no (findings, a refused question), 2 it could not be tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gateway.model import LocumError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _places(command: Command) -> Command:
+    """The options that every command has."""
+    command = click.option(
+        "--conf",
+        "conf_dir",
+        type=click.Path(path_type=Path),
+        default=Path("conf"),
+        show_default=True,
+        help="Where datakit.conf, opentelemetry.conf and locum.toml are (each optional).",
+    )(command)
+    return click.option(
+        "--data",
+        "data_dir",
+        type=click.Path(path_type=Path),
+        default=Path("var"),
+        show_default=True,
+        help="Where the buffer, the cursors and the dead letters are.",
+    )(command)
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="locum", prog_name="locum")
+def main() -> None:
+    """A stand-in for DataKit: OTLP in, the points that DataKit would have sent out, everything kept on disk."""
+
+
+def run_main() -> None:
+    """The command's entry: errors that Locum raises on purpose become one line and exit code 2."""
+    try:
+        main.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except LocumError as error:
+        click.echo(f"locum: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+@main.command()
+@_places
+@click.option("--no-collector", is_flag=True, help="Without the GPU collector (it is not part of this version yet).")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+def run(conf_dir: Path, data_dir: Path, no_collector: bool, log_level: str) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C. SIGHUP reads the configuration again."""
+    from gateway import app
+
+    app.run(conf_dir, data_dir, log_level)
+
+
+@main.command()
+@_places
+@_json
+def check(conf_dir: Path, data_dir: Path, as_json: bool) -> None:
+    """Read the configuration and say what it means, and what is wrong with it. Exit code 1: there are errors."""
+    from gateway import config_files
+    from gateway.console import table
+
+    try:
+        settings = config_files.load(conf_dir, data_dir, os.environ)
+    except LocumError as error:
+        if as_json:
+            click.echo(json.dumps({"ok": False, "errors": str(error).splitlines(), "notes": []}))
+        else:
+            click.echo(str(error), err=True)
+        sys.exit(1)
+    rows = config_files.describe(settings)
+    if as_json:
+        click.echo(json.dumps({"ok": True, "errors": [], "notes": list(settings.notes), "settings": rows}))
+        return
+    table(("section", "key", "value", "from"), rows)
+    for note in settings.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"{conf_dir}: no errors, {len(settings.notes)} notes")
+
+
+@main.command()
+@click.argument("sql")
+@_places
+@_json
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="Rows at most.")
+@click.option("--timeout", "timeout_s", type=float, default=60.0, show_default=True, help="Seconds at most.")
+def query(sql: str, conf_dir: Path, data_dir: Path, as_json: bool, as_csv: bool, limit: int, timeout_s: float) -> None:
+    """Ask the buffer in SQL (DuckDB's). Tables: samples, series, numbers, distributions, events, batches.
+
+    \b
+    locum query "SELECT field, count(*) FROM samples GROUP BY field"
+    """
+    from gateway import client
+    from gateway.console import print_answer
+
+    print_answer(
+        client.query(data_dir, conf_dir, sql, limit, timeout_s), "json" if as_json else "csv" if as_csv else ""
+    )
+
+
+@main.command()
+@_places
+@_json
+@click.option("--metric", help="Only metrics whose name matches this pattern (* and ? as in a shell).")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only points with this tag; * and ? as in a shell."
+)
+@click.option("--category", type=click.Choice(["metric", "tracing", "logging"]), help="Only points of this category.")
+@click.option("--last", type=click.IntRange(0, 100_000), default=0, help="Begin with the last N points.")
+@click.option("--no-follow", is_flag=True, help="End after the last N points.")
+def tap(
+    conf_dir: Path,
+    data_dir: Path,
+    as_json: bool,
+    metric: str | None,
+    tags: tuple[str, ...],
+    category: str | None,
+    last: int,
+    no_follow: bool,
+) -> None:
+    """Show points as they leave: after the policy, as line protocol or JSON."""
+    from gateway import client
+
+    for line in client.tap(data_dir, conf_dir, metric, tags, category, last, not no_follow, as_json):
+        click.echo(line)
+
+
+@main.group()
+def buffer() -> None:
+    """The buffer on disk."""
+
+
+@buffer.command("status")
+@_places
+@_json
+def buffer_status(conf_dir: Path, data_dir: Path, as_json: bool) -> None:
+    """How full the buffer is, what is in it, and how far each sink has come."""
+    from gateway import client
+    from gateway.console import print_status
+
+    print_status(client.status(data_dir, conf_dir), as_json)
+
+
+@main.command()
+@click.option("--listen", default="127.0.0.1:9528", show_default=True, metavar="HOST:PORT")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND:SHARE",
+    help="Go wrong for this share of the requests; may be repeated. See docs/dataway.md for the kinds.",
+)
+@click.option("--token", help="Refuse requests whose token is another.")
+@click.option("--swallow", is_flag=True, help="Only count; for load tests.")
+@click.option(
+    "--record", type=click.Path(path_type=Path), help="Write every request to this file, a JSON object a line."
+)
+@click.option("--quiet", is_flag=True, help="Do not print the points.")
+@_json
+def dataway(
+    listen: str,
+    faults: tuple[str, ...],
+    token: str | None,
+    swallow: bool,
+    record: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """A fake Guance: takes what a gateway sends, prints it, and goes wrong when asked to."""
+    from gateway.forward import stand_in
+
+    host, _, port = listen.rpartition(":")
+    stand_in.serve(
+        host.strip("[]"),
+        int(port),
+        faults=faults,
+        token=token,
+        swallow=swallow,
+        record=record,
+        quiet=quiet,
+        as_json=as_json,
+    )
+
+
+if __name__ == "__main__":
+    run_main()

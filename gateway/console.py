@@ -1,0 +1,81 @@
+"""How the commands print: tables on a terminal, plain text in a pipe, JSON and CSV when asked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows under their columns. NO_COLOR and pipes are honoured by the library."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text("" if value is None else str(value)) for value in row))
+    console.print(shown)
+
+
+def print_answer(answer: dict[str, Any], form: str) -> None:
+    """The answer of a question: ``columns``, ``rows`` and ``truncated``. ``form``: "json", "csv", or "" for a table."""
+    columns, rows = answer["columns"], answer["rows"]
+    if form == "json":
+        click.echo(json.dumps(answer, ensure_ascii=False))
+        return
+    if form == "csv":
+        out = io.StringIO()
+        writer = csv.writer(out)
+        writer.writerow(columns)
+        writer.writerows(rows)
+        click.echo(out.getvalue(), nl=False)
+    else:
+        table(columns, rows)
+    if answer["truncated"]:
+        click.echo(f"(only the first {len(rows)} rows; --limit says how many)", err=True)
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def print_status(status: dict[str, Any], as_json: bool) -> None:
+    """The state of the buffer and of the sinks."""
+    if as_json:
+        click.echo(json.dumps(status, ensure_ascii=False))
+        return
+    table(("", ""), [(key.replace("_", " "), _plain(key, value)) for key, value in status["buffer"].items()])
+    if status["sinks"]:
+        table(
+            ("sink", "category", "delivered through batch", "behind (batches)", "behind (s)", "state"),
+            [
+                (s["sink"], s["category"], s["delivered"], s["lag_batches"], round(s["lag_s"], 1), s["health"] or "ok")
+                for s in status["sinks"]
+            ],
+        )
+    else:
+        click.echo("no sinks: everything is kept here until one is configured")
+
+
+def _plain(key: str, value: Any) -> str:
+    if key.endswith("_bytes"):
+        return size(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {count}" for name, count in value.items())
+    return str(value)
