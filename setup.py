@@ -1,9 +1,15 @@
-"""The three C extensions; everything else about the package is in pyproject.toml."""
+"""The C extensions; everything else about the package is in pyproject.toml."""
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-NAMES = ["gateway.series", "gateway.otlp.wire", "gateway.forward.encode"]
+NAMES = [
+    "gateway.series",
+    "gateway.otlp.rows",
+    "gateway.otlp.registry",
+    "gateway.otlp.wire",
+    "gateway.forward.encode",
+]
 
 setup(
     ext_modules=cythonize(
