@@ -22,8 +22,9 @@ from gateway.model import Batch, Event, Losses, Reason, Refusal, Sender, Signal,
 from gateway.otlp import json as otlp_json
 from gateway.otlp.logs import flatten_logs
 from gateway.otlp.point import encode_point
+from gateway.otlp.registry import Registry
 from gateway.otlp.traces import flatten_spans
-from gateway.otlp.wire import Registry
+from gateway.otlp.wire import decode
 from gateway.policy.rules import Rules
 from gateway.receive.intake import Ticket
 
@@ -84,7 +85,7 @@ def read_request(
         message = otlp_json.parse(signal, body, settings.points.parity == "datakit", json_losses)
     if signal is Signal.METRICS:
         raw = body if message is None else message.SerializeToString()
-        batch = generation.registry.decode(raw, address, received_ns)
+        batch = decode(generation.registry, raw, address, received_ns)
         losses = batch.losses
     else:
         events, losses = _read_events(generation, signal, message or _parse(signal, body), address, received_ns)
