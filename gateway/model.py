@@ -212,6 +212,7 @@ class Reason(StrEnum):
     METRIC_WITHOUT_DATA = "metric_without_data"
     NOTHING_RECOGNISED = "nothing_recognised"
     ENUM_NAME = "enum_name"
+    SNAKE_CASE_NAME = "snake_case_name"
     NESTED_TOO_DEEP = "nested_too_deep"
 
 
