@@ -82,7 +82,8 @@ def tap(
     for chunk in answer.stream(65536):
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
-            yield line.decode("utf-8", "replace")
+            if line:  # blank lines only show that the connection lives
+                yield line.decode("utf-8", "replace")
 
 
 class _Gateway:

@@ -121,7 +121,7 @@ def live_lines(next_record: Callable[[], Record | None], spelling: Spelling, as_
         now = time.monotonic()
         if now - second >= 1.0:
             if skipped:
-                yield f"# {skipped} batches skipped: more than {MAX_POINTS_S} points a second; narrow it with --metric or --tag"
+                yield f"# {skipped} batches skipped, over {MAX_POINTS_S} points/s; narrow it with --metric or --tag"
             budget, skipped, second = MAX_POINTS_S, 0, now
         if record is None:
             yield ""
