@@ -20,13 +20,15 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from gateway.model import Category, Event, FieldValue, Losses, Reason, Unsigned, varint
+from gateway.model import Category, Event, FieldValue, Losses, Reason, Refusal, Unsigned, varint
 from gateway.otlp.flatten import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES, brief, cut_text
 
 MAX_FIELDS = 1024
 MAX_MEASUREMENT_BYTES = 1024
 MAX_TEXT_BYTES = 32 << 20
 """Of a text field."""
+MAX_EXPANDED_BYTES = 256 << 20
+"""Of all events of one request: what their resource says is repeated in each, so a small request can grow."""
 
 Entry = tuple[str, FieldValue, bool]
 """Key, value, whether it is a tag (then the value is a text)."""
@@ -66,7 +68,7 @@ def build_event(
     tags: dict[str, str] = {}
     fields: dict[str, FieldValue] = {}
     for raw_key, value, is_tag in entries:
-        key = _checked_key(raw_key, options.keeps_dots and not is_tag)
+        key = checked_key(raw_key, options.keeps_dots and not is_tag)
         if not key or key in options.disabled:
             losses.change(Reason.TAG_COLLISION, f"{brief(raw_key)} is no key for a {category.path} point")
             continue
@@ -88,7 +90,8 @@ def build_event(
 
 
 @lru_cache(maxsize=8192)
-def _checked_key(key: str, keeps_dots: bool = False) -> str:
+def checked_key(key: str, keeps_dots: bool = False) -> str:
+    """The key that a point has for ``key``; empty where nothing is left of it."""
     text = cut_text(key, MAX_KEY_BYTES)
     return (text if keeps_dots else text.replace(".", "_")).rstrip("\\").replace("\n", " ")
 
@@ -127,6 +130,16 @@ def _add_field(
                 losses.change(Reason.VALUE_CUT, f"field {brief(key)} is longer than {MAX_TEXT_BYTES} bytes")
             value = short
     fields[key] = value
+
+
+def check_expansion(size: int) -> None:
+    """Refuse a request whose events would take ``size`` bytes, where that is too much. Raises ``Refusal``."""
+    if size > MAX_EXPANDED_BYTES:
+        raise Refusal(
+            Reason.TOO_LARGE,
+            f"with the attributes of their resources repeated in each, the events of this request take more than "
+            f"{MAX_EXPANDED_BYTES >> 20} MiB; send fewer at once",
+        )
 
 
 _SHORT = [varint(size) for size in range(256)]
