@@ -197,7 +197,7 @@ def _add_record(events: list[Event], record: LogRecord, pieces: list[str], group
     losses = context.losses
     sent_ns = record.time_unix_nano or record.observed_time_unix_nano
     time_ns = sent_ns or context.received_ns
-    if time_ns > MAX_TIME_NS - len(pieces) * _PIECE_NS:
+    if time_ns > MAX_TIME_NS - (len(pieces) - 1) * _PIECE_NS:
         losses.leave_out(Reason.TIME_RANGE, f"a log record is of {time_ns} ns")
         return
     if not sent_ns:
