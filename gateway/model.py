@@ -368,13 +368,25 @@ def _read_text(raw: bytes, at: int) -> tuple[str, int]:
 
 
 def read_point_head(head: bytes) -> tuple[str, Tags]:
-    """Measurement and tags of what ``point_head`` wrote."""
+    """Measurement and tags of what ``point_head`` wrote. (Sizes of one byte, which most are, are read in place.)"""
     measurement, at = _read_text(head, 0)
     tags = []
     while at < len(head):
-        _, at = _read_varint(head, at + 1)
-        key, at = _read_text(head, at)
-        value, at = _read_text(head, at)
+        at += 2
+        while head[at - 1] > 0x7F:
+            at += 1
+        size = head[at + 1]
+        if size > 0x7F:
+            key, at = _read_text(head, at)
+        else:
+            key = head[at + 2 : at + 2 + size].decode()
+            at += 2 + size
+        size = head[at + 1]
+        if size > 0x7F:
+            value, at = _read_text(head, at)
+        else:
+            value = head[at + 2 : at + 2 + size].decode()
+            at += 2 + size
         tags.append((key, value))
         at += 2
     return measurement, tuple(tags)
