@@ -23,7 +23,7 @@ _OLD = "DataKit rewrites a time more than 2 hours away to now; ours keeps it"
 DEVIATIONS: dict[str, str] = {
     "h_metrics_json_nan": _NOT_FINITE,
     "h_metrics_panic": "DataKit panics over an attribute without a value, all is lost; ours drops the attribute",
-    "l_attr_collide_flatten": "which of hw.id and hw_id counts is random in DataKit; ours: the one that needed no rewriting",
+    "l_attr_collide_flatten": "which of hw.id and hw_id counts is random in DataKit; ours: the key without rewriting",
     "l_attr_missing_value": _NO_VALUE,
     "l_attr_reserved": "attributes take the place of message, status and service in DataKit; ours: exported_*",
     "l_attr_types": _LISTS,
@@ -58,7 +58,7 @@ DEVIATIONS: dict[str, str] = {
     "pp_trace": "NaN and infinities: DataKit sends NaN and large numbers; ours leaves them in message",
     "t_attr_missing_value_selected": _NO_VALUE,
     "t_attr_types_custom": "NaN and infinities: DataKit sends NaN and large numbers; ours leaves them in message",
-    "t_attr_types_list": "bytes that are no text: DataKit sends invalid UTF-8, ours base64; and of a key sent twice it drops both",
+    "t_attr_types_list": "DataKit sends bytes as invalid UTF-8, ours base64; and it drops both of a key sent twice",
     "t_core_key_override": "attributes take the place of the span's own keys in DataKit; ours stay in message",
     "t_db_panic": _TWO_SYSTEMS,
     "t_db_panic_http": _TWO_SYSTEMS,

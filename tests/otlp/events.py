@@ -132,3 +132,10 @@ def _golden_field(kind: str, value: Any) -> tuple[str, str]:
     if isinstance(value, dict) and "len" in value:
         value = value["head"][0] * value["len"]
     return kind, repr(comparable(value) if isinstance(value, str) else value)
+
+
+def golden_points(case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points of a golden case, without those of ``tracing_metrics``. The fingerprint is HOST_VERSION."""
+    text = json.dumps([point for point in case.get("points", []) if point["category"] != "metric"])
+    points: list[dict[str, Any]] = json.loads(text.replace('"<fingerprint>"', '"<fingerprint>_"'))
+    return points
