@@ -29,6 +29,10 @@ from gateway.policy.rules import Rules
 from gateway.receive.intake import Ticket
 
 
+_WORTH_A_WARNING = {Reason.METRIC_WITHOUT_DATA, Reason.NOTHING_RECOGNISED, Reason.ENUM_NAME}
+"""Changes that a sender is told of in both parities: its exporter is at fault. The rest only in strict."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What one version of the settings makes of a request."""
@@ -59,11 +63,16 @@ class Intake:
         generation = self.generation
         batch = read_request(generation, signal, wire, body, sender, time.time_ns())
         self._count(batch)
-        if batch.points == 0:
-            done: Future[int] = Future()
+        if batch.points:
+            done = self._writer.submit(batch, generation.registry.table)
+        else:
+            done = Future()
             done.set_result(0)
-            return Ticket(done, batch.losses)
-        return Ticket(self._writer.submit(batch, generation.registry.table), batch.losses)
+        rejected = batch.losses.rejected
+        tells = (
+            rejected or generation.settings.points.parity == "strict" or _WORTH_A_WARNING & batch.losses.changed.keys()
+        )
+        return Ticket(done, rejected, batch.losses.message() if tells else "")
 
     def _count(self, batch: Batch) -> None:
         signal = batch.signal.name.lower()
