@@ -1,8 +1,8 @@
 """The index of a segment: a DuckDB file, for questions about what is not sealed yet.
 
-It is made from the journal, behind it, in bulk, and thrown away when the segment is sealed or the gateway starts: nothing
-is in it that is not in the journal, and nobody but questions reads it. ``offset`` and ``batch`` say how much of the journal
-it holds.
+It is made from the journal, behind it, in bulk, and thrown away when the segment is sealed or the gateway starts:
+nothing is in it that is not in the journal, and nobody but questions reads it. ``offset`` and ``batch`` say how much of
+the journal it holds.
 
 Measured (DuckDB 1.5, one thread): a small insert costs 3 ms however few its rows; 131,072 rows cost 0.2 us each.
 """
@@ -10,7 +10,6 @@ Measured (DuckDB 1.5, one thread): a small insert costs 3 ms however few its row
 from __future__ import annotations
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 
 from gateway.buffer.journal import FILE_HEADER, Entry

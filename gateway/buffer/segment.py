@@ -68,8 +68,8 @@ class Manifest:
     """What a sealed segment holds. Times are ns since 1970; ``first_time_ns`` is None where no row has a time.
 
     ``rows`` are counted per table, ``points`` per category (as in Guance: metric, tracing, logging), ``batches`` per
-    signal. ``damaged_bytes`` of the journal were no records (``quarantine/`` has them); ``undefined_rows`` belonged to a
-    series whose definition was among them.
+    signal. ``damaged_bytes`` of the journal were no records (``quarantine/`` has them); ``undefined_rows`` belonged to
+    series whose definitions were among them.
     """
 
     segment: int

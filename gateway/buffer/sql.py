@@ -22,8 +22,8 @@ def quoted(text: str) -> str:
 
 
 def connect(data_dir: Path, settings: BufferSettings) -> duckdb.DuckDBPyConnection:
-    """DuckDB in memory, to which indexes are attached: bounded in memory, threads and disk, and shut off from every file
-    outside ``data_dir/segments``. Raises ``duckdb.Error``, ``OSError``."""
+    """DuckDB in memory, to which indexes are attached: bounded in memory, threads and disk, and shut off from
+    every file outside ``data_dir/segments``. Raises ``duckdb.Error``, ``OSError``."""
     folder = data_dir.resolve()
     spill = folder / "tmp"
     spill.mkdir(parents=True, exist_ok=True)

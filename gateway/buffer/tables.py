@@ -228,7 +228,7 @@ class Gathering:
 
     def take_numbers(self) -> Array:
         numbers, self._numbers = self._numbers, []
-        return numbers[0] if len(numbers) == 1 else np.concatenate([*numbers, np.empty(0, NUMBER)])
+        return _joined(numbers, NUMBER)
 
     def take_distributions(self) -> Distributions:
         parts, self._distributions = self._distributions, []
@@ -242,17 +242,23 @@ class Gathering:
 
 def join(parts: Sequence[Distributions]) -> Distributions:
     return Distributions(
-        np.concatenate([*(part.rows for part in parts), np.empty(0, DISTRIBUTION)]),
+        _joined([part.rows for part in parts], DISTRIBUTION),
         np.concatenate([*(part.buckets for part in parts), np.empty(0, "<u8")]),
         np.concatenate([*(part.bounds for part in parts), np.empty(0, "<f8")]),
     )
+
+
+def _joined(parts: Sequence[Array], kind: np.dtype[Any]) -> Array:
+    """One array of records. As plain bytes: NumPy joins those ten times as fast."""
+    plain = f"V{kind.itemsize}"
+    return np.concatenate([*(part.view(plain) for part in parts), np.empty(0, plain)]).view(kind)
 
 
 def pick(distributions: Distributions, order: Array) -> Distributions:
     """The rows ``order`` names, in that order, with their lists."""
     rows = distributions.rows
     return Distributions(
-        rows[order],
+        rows.take(order),
         _pick_lists(distributions.buckets, rows["n_buckets"], order),
         _pick_lists(distributions.bounds, rows["n_bounds"], order),
     )
@@ -266,7 +272,7 @@ def _pick_lists(values: Array, sizes: Array, order: Array) -> Array:
     picked = sizes[order]
     ends = np.cumsum(picked)
     total = int(ends[-1]) if len(ends) else 0
-    return values[np.repeat(begins[order] - (ends - picked), picked) + np.arange(total)]
+    return values.take(np.repeat(begins[order] - (ends - picked), picked) + np.arange(total))
 
 
 def series_table(series: Sequence[tuple[int, bytes, int]]) -> pa.Table:
