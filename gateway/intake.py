@@ -28,7 +28,6 @@ from gateway.otlp.wire import decode
 from gateway.policy.rules import Rules
 from gateway.receive.intake import Ticket
 
-
 _WORTH_A_WARNING = {Reason.METRIC_WITHOUT_DATA, Reason.NOTHING_RECOGNISED, Reason.ENUM_NAME}
 """Changes that a sender is told of in both parities: its exporter is at fault. The rest only in strict."""
 
