@@ -94,9 +94,21 @@ cdef class SeriesTable:
         return 0
 
     def define(self, uint32_t series, bytes definition not None):
-        """Hold ``definition`` under the id ``series``, in place of what was there."""
-        if len(definition) < sizeof(Definition):
-            raise ValueError(f"definition of {len(definition)} bytes")
+        """Hold ``definition`` under the id ``series``, in place of what was there. Raises ``ValueError`` where its
+        sizes do not add up: whoever reads it later trusts them."""
+        cdef const Definition* header
+        cdef uint64_t size = <uint64_t> len(definition)
+        if size < sizeof(Definition):
+            raise ValueError(f"definition of {size} bytes")
+        header = <const Definition*> <const uint8_t*> definition
+        if size != (
+            sizeof(Definition)
+            + <uint64_t> header.head_size
+            + header.field_size
+            + header.unit_size
+            + <uint64_t> header.bounds_count * sizeof(double)
+        ):
+            raise ValueError(f"definition of {size} bytes, its header says otherwise")
         self.put(series, <const uint8_t*> definition, <uint32_t> len(definition))
 
     def share(self, uint32_t series, bytes definition not None, SeriesTable other not None):
