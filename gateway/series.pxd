@@ -28,7 +28,7 @@ cdef class SeriesTable:
     cdef uint32_t* defined
     cdef uint32_t capacity
     cdef readonly uint32_t count
-    cdef readonly uint64_t bytes
+    cdef readonly uint64_t size_bytes
     cdef readonly uint32_t epoch
 
     cdef int reserve(self, uint32_t series) except -1

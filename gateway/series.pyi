@@ -2,7 +2,7 @@ TRANSIENT: int
 
 class SeriesTable:
     count: int
-    bytes: int
+    size_bytes: int
     epoch: int
     def define(self, series: int, definition: bytes) -> None: ...
     def share(self, series: int, definition: bytes, other: SeriesTable) -> None: ...

@@ -19,7 +19,7 @@ cdef uint32_t BODY_COUNTS = 24
 
 
 cdef class SeriesTable:
-    """See the module. ``count`` series hold ``bytes`` bytes of definitions."""
+    """See the module. ``count`` series hold ``size_bytes`` bytes of definitions."""
 
     def __cinit__(self):
         self.epoch = 1
@@ -67,7 +67,7 @@ cdef class SeriesTable:
         self.blobs[series] = NULL
         self.defined[series] = 0
         self.count -= 1
-        self.bytes -= blob.size
+        self.size_bytes -= blob.size
         blob.references -= 1
         if blob.references == 0:
             free(blob)
@@ -90,7 +90,7 @@ cdef class SeriesTable:
         memcpy(blob + 1, definition, size)
         self.blobs[series] = blob
         self.count += 1
-        self.bytes += size
+        self.size_bytes += size
         return 0
 
     def define(self, uint32_t series, bytes definition not None):
@@ -124,7 +124,7 @@ cdef class SeriesTable:
                 blob.references += 1
                 self.blobs[series] = blob
                 self.count += 1
-                self.bytes += blob.size
+                self.size_bytes += blob.size
                 return
         self.define(series, definition)
 

@@ -1,0 +1,65 @@
+"""What the receiver will not take, laid aside with its reason: ``DATA/dead-letters/CATEGORY/PACKAGE.json``.
+
+A letter is one package, never changed once written, and synced before the cursor moves past it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gateway.buffer.segment import write_file
+from gateway.model import Category
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """``status`` and ``reply`` are the receiver's (0: it was never sent); ``body`` is ``PBPoints`` in base64."""
+
+    id: str
+    sink: str
+    category: str
+    points: int
+    reason: str
+    status: int
+    reply: str
+    laid_aside: str
+    body: str
+
+    def raw(self) -> bytes:
+        return base64.b64decode(self.body)
+
+
+class DeadLetters:
+    """The dead letters of a data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._root = data_dir / "dead-letters"
+
+    def add(
+        self,
+        package_id: str,
+        sink: str,
+        category: Category,
+        raw: bytes,
+        points: int,
+        reason: str,
+        status: int,
+        reply: str,
+    ) -> None:
+        """Lay a package aside. Raises ``OSError``."""
+        folder = self._root / category.path
+        folder.mkdir(parents=True, exist_ok=True)
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        body = base64.b64encode(raw).decode()
+        letter = DeadLetter(package_id, sink, category.path, points, reason, status, reply[:4096], at, body)
+        write_file(folder / f"{package_id}.json", json.dumps(asdict(letter), ensure_ascii=False).encode())
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        """Every letter that can be read, by category and id."""
+        for path in sorted(self._root.glob("*/*.json")):
+            yield DeadLetter(**json.loads(path.read_bytes()))

@@ -1,0 +1,249 @@
+"""A lane: one category on its way to one receiver, in batch order, from its own cursor.
+
+The contract of every way out. The lane reads records, makes bodies and keeps the cursor; the *outlet* behind it gets
+bodies delivered, and returns only when each of them is delivered or laid aside as a dead letter. There is no other
+way out of ``deliver`` but being stopped, so nothing is ever skipped in silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+from gateway.buffer.record import Record
+from gateway.forward import cursor
+from gateway.forward.cursor import Cursor, Window
+from gateway.forward.encode import Encoder
+from gateway.metrics import Meters
+from gateway.model import Category, LocumError
+
+log = logging.getLogger("locum.forward")
+
+WINDOW_BYTES = 8 << 20
+_POLL_S = 0.5
+_RETRY_S = 5.0
+
+
+class Stopped(Exception):
+    """The lane is to stop; what is not delivered stays where it is."""
+
+
+class Follower(Protocol):
+    """Records in batch order (``buffer.reader``)."""
+
+    def next(self, timeout_s: float) -> Record | None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One body on its way: ``PBPoints`` with ``points`` points. ``id`` stays the same however often it is sent."""
+
+    id: str
+    raw: bytes
+    points: int
+
+
+class Outlet(Protocol):
+    """What delivers packages."""
+
+    def open(self) -> dict[str, Any]:
+        """A note to be written down with the window that is about to be sent."""
+
+    def resume(self, note: dict[str, Any]) -> None:
+        """A window with this note is sent again: undo what a crash left half done."""
+
+    def deliver(self, packages: list[Package], oversized: list[Package], stop: threading.Event) -> None:
+        """Deliver all of it, or lay it aside for good. Raises ``Stopped``."""
+
+    def health(self) -> str | None:
+        """Why nothing is delivered at the moment, or None."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What ``locum buffer status`` says of a lane."""
+
+    sink: str
+    category: str
+    delivered: int
+    window: tuple[int, int] | None
+    oldest_ns: int
+    health: str | None
+
+
+class Lane:
+    """A thread that brings one category to one outlet."""
+
+    def __init__(
+        self,
+        sink: str,
+        category: Category,
+        follow: Callable[[int], Follower],
+        outlet: Outlet,
+        encoder: Encoder,
+        cursor_path: Path,
+        look: str,
+        meters: Meters,
+        gateway_id: str,
+        flush_interval_s: float,
+    ) -> None:
+        self.sink = sink
+        self.category = category
+        self._follow = follow
+        self._outlet = outlet
+        self._encoder = encoder
+        self._path = cursor_path
+        self._look = look
+        self._delivered = meters.delivered.labels(sink, category.path)
+        self._gateway_id = gateway_id
+        self._flush_interval_s = flush_interval_s
+        self._cursor = cursor.read(cursor_path)
+        self._oldest_ns = 0
+        self._segment = -1
+        self._trouble: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{sink}-{category.path}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, deadline_s: float) -> None:
+        """Stop, at the latest after ``deadline_s``; what was not confirmed is sent again, under the same ids."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(deadline_s)
+        self._outlet.close()
+
+    @property
+    def delivered(self) -> int:
+        """The last batch that is done with."""
+        return self._cursor.delivered
+
+    @property
+    def open_window(self) -> tuple[int, int] | None:
+        """The batches that must stay as they are, since they are on their way."""
+        window = self._cursor.window
+        return (window.first, window.last) if window else None
+
+    def progress(self) -> Progress:
+        return Progress(self.sink, self.category.path, self.delivered, self.open_window, self._oldest_ns, self.health())
+
+    def health(self) -> str | None:
+        return self._trouble or self._outlet.health()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            follower = self._follow(self._cursor.delivered)
+            try:
+                self._segment = -1
+                if self._cursor.window is not None:
+                    self._resume(follower, self._cursor.window)
+                while True:
+                    self._next_window(follower)
+                    self._trouble = None
+            except Stopped:
+                return
+            except (OSError, LocumError, KeyError, ValueError) as error:
+                self._trouble = str(error)
+                log.error("event=lane_stumbled sink=%s category=%s error=%r", self.sink, self.category.path, str(error))
+            except Exception as error:
+                self._trouble = repr(error)
+                log.exception("event=lane_fault sink=%s category=%s", self.sink, self.category.path)
+            finally:
+                follower.close()
+            self._encoder.finish()
+            self._stop.wait(_RETRY_S)
+
+    def _resume(self, follower: Follower, window: Window) -> None:
+        """Make a window again that was written down before a stop or a crash, and send it."""
+        if window.look != self._look:
+            log.warning(
+                "event=window_changed sink=%s category=%s batches=%d-%d what=%s",
+                self.sink,
+                self.category.path,
+                window.first,
+                window.last,
+                "the policy or the encoding changed; points of it that had arrived may arrive again",
+            )
+        self._outlet.resume(window.note)
+        while True:
+            record = follower.next(_POLL_S)
+            if self._stop.is_set():
+                raise Stopped
+            if record is None:
+                continue
+            if record.batch > window.last:  # the rest of the window is no longer in the buffer
+                self._send(window)
+                self._take(record)
+                self._gather(follower, record.batch)
+                return
+            self._take(record)
+            if record.batch == window.last:
+                self._send(window)
+                return
+
+    def _next_window(self, follower: Follower) -> None:
+        """Wait for records, take what belongs together, send it."""
+        record = follower.next(_POLL_S)
+        while record is None:
+            if self._stop.is_set():
+                raise Stopped
+            self._oldest_ns = 0
+            record = follower.next(_POLL_S)
+        self._take(record)
+        self._gather(follower, record.batch)
+
+    def _gather(self, follower: Follower, first: int) -> None:
+        """The window that begins with batch ``first``, which is taken already: what comes within the flush interval,
+        up to the size of a window."""
+        last = first
+        due = time.monotonic() + self._flush_interval_s
+        while self._encoder.pending_bytes < WINDOW_BYTES and not self._stop.is_set():
+            record = follower.next(max(0.0, min(_POLL_S, due - time.monotonic())))
+            if record is not None:
+                self._take(record)
+                last = record.batch
+            elif time.monotonic() >= due:
+                break
+        window = Window(first, last, self._look, self._outlet.open())
+        self._cursor = Cursor(self._cursor.delivered, window)
+        cursor.write(self._path, self._cursor)
+        self._send(window)
+
+    def _take(self, record: Record) -> None:
+        if record.segment != self._segment:
+            self._encoder.forget()
+            self._segment = record.segment
+        if not self._oldest_ns:
+            self._oldest_ns = record.received_ns
+        self._encoder.define(record.definitions)
+        self._encoder.add(record.body)
+
+    def _send(self, window: Window) -> None:
+        name = f"{self._gateway_id}/{self.sink}/{self.category.path}/{window.first}-{window.last}"
+        bodies = self._encoder.finish()
+        packages = [Package(package_id(name, at), raw, points) for at, (raw, points) in enumerate(bodies)]
+        large, self._encoder.oversized = self._encoder.oversized, []
+        oversized = [Package(package_id(f"{name}/oversized", at), raw, 1) for at, raw in enumerate(large)]
+        if packages or oversized:
+            self._outlet.deliver(packages, oversized, self._stop)
+        self._cursor = Cursor(window.last)
+        cursor.write(self._path, self._cursor)
+        self._oldest_ns = 0
+        self._delivered.inc(sum(package.points for package in packages))
+
+
+def package_id(name: str, at: int | str) -> str:
+    """The X-Pkg-Id of package ``at`` of the window ``name``: as DataKit's look, but the same each time."""
+    digest = int.from_bytes(blake2b(f"{name}/{at}".encode(), digest_size=13).digest(), "big")
+    letters = "0123456789abcdefghijklmnopqrstuv"
+    return "dk_" + "".join(letters[digest >> 5 * place & 31] for place in range(20))
