@@ -194,6 +194,9 @@ def test_of_keys_that_become_one_the_same_wins_in_every_order() -> None:
     own = {"hw.id": "dot", "hw_id": "under"}
     for order in (own, dict(reversed(own.items()))):
         assert one(request(record(own=order))).fields["hw_id"] == "under"
+    own = {"a.b_c": "later", "a.b.c": "smaller"}
+    for order in (own, dict(reversed(own.items()))):
+        assert one(request(record(own=order))).fields["a_b_c"] == "smaller"
 
 
 @pytest.mark.parametrize(

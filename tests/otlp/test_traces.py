@@ -232,6 +232,23 @@ def test_what_is_not_finite_stays_in_the_message() -> None:
     assert [value["doubleValue"] for value in left(event).values()] == ["NaN", "Infinity", "-Infinity"]
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (2.0, "2"),
+        (-0.0, "-0"),
+        (1e20, "100000000000000000000"),
+        (1.2345678901234567e20, "123456789012345670000"),
+        (1e21, "1e+21"),
+        (1e-6, "0.000001"),
+        (9.5e-7, "9.5e-7"),
+    ],
+)
+def test_numbers_in_a_message_are_written_as_go_does(number: float, text: str) -> None:
+    event = one(request(span(own={"x": number})))
+    assert f'{{"doubleValue":{text}}}' in str(event.fields["message"])
+
+
 def test_more_attributes_than_a_point_has_fields_stay_in_the_message() -> None:
     own = {f"k{number}": number for number in range(2000)}
     (event,), losses = flatten(request(span(own=own)), policy=ALL)
