@@ -172,10 +172,8 @@ def test_added_losses_are_the_sum_and_leave_the_other_as_it_was(
 ) -> None:
     ours, theirs = losses_of(ours_out, ours_changed, "ours"), losses_of(theirs_out, theirs_changed, "theirs")
     ours.add(theirs)
-    for counts, first, second in ((ours.left_out, ours_out, theirs_out), (ours.changed, ours_changed, theirs_changed)):
-        assert counts == {
-            reason: first.get(reason, 0) + second.get(reason, 0) for reason in first.keys() | second.keys()
-        }
+    assert ours.left_out == Counter(ours_out) + Counter(theirs_out)
+    assert ours.changed == Counter(ours_changed) + Counter(theirs_changed)
     assert theirs == losses_of(theirs_out, theirs_changed, "theirs")
     assert all(
         example == ("ours" if reason in ours_out.keys() | ours_changed.keys() else "theirs")

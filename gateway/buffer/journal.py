@@ -144,10 +144,13 @@ def _check(raw: memoryview, at: int, segment: int) -> tuple[Record, int] | str |
     if crc32(raw[at + _CRC_END : at + content]) != crc:
         return "checksum does not match"
     body_at = at + RECORD_HEADER.size + definitions_size
-    definitions = read_definitions(raw[at + RECORD_HEADER.size : body_at])
-    record = Record(
-        segment, batch, received_ns, Signal(signal), points, definitions, raw[body_at : body_at + body_size]
-    )
+    try:
+        definitions = read_definitions(raw[at + RECORD_HEADER.size : body_at])
+        record = Record(
+            segment, batch, received_ns, Signal(signal), points, definitions, raw[body_at : body_at + body_size]
+        )
+    except ValueError as error:
+        return f"whole, but it cannot be understood: {error}"
     return record, padded(content)
 
 
@@ -160,26 +163,33 @@ def scan(path: Path, offset: int = 0, end: int | None = None) -> Iterator[Entry 
     segment = read_header(path).segment
     at = max(offset, FILE_HEADER.size)
     with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size if end is None else end
-        window, window_at = memoryview(b""), at
-        want = _READ_BYTES
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        if end is not None:
+            size = min(end, size)
+        raw, raw_at = b"", at
         while at < size:
-            found = _check(window, at - window_at, segment)
+            found = _check(memoryview(raw), at - raw_at, segment)
             if isinstance(found, tuple):
                 record, length = found
                 yield Entry(at, at + length, record)
                 at += length
                 continue
             if isinstance(found, int):
-                if at + found <= size and window_at + len(window) < size:
-                    want = max(_READ_BYTES, found)
-                    window, window_at = memoryview(_read(file.fileno(), at, min(want, size - at))), at
+                if at + found <= size and raw_at + len(raw) < size:
+                    want = min(max(_READ_BYTES, found), size - at)
+                    raw, raw_at = _read(descriptor, at, want), at
+                    if len(raw) < want:
+                        size = at + len(raw)  # the file has become shorter
                     continue
                 found = f"the file ends {at + found - size} bytes before the record does"
-            damage = _resynchronise(file.fileno(), at, size, found)
+            next_at = _next_record(descriptor, at, size)
+            if next_at is None:
+                hit = raw.find(RECORD_MAGIC, at - raw_at + 1, size - raw_at)
+                next_at = raw_at + hit if hit >= 0 else None
+            damage = Damage(at, next_at, found) if next_at else _resynchronise(descriptor, at, size, found)
             yield damage
             at = damage.end
-            window, window_at = memoryview(b""), at
 
 
 def _read(descriptor: int, at: int, size: int) -> bytes:
@@ -192,6 +202,25 @@ def _read(descriptor: int, at: int, size: int) -> bytes:
         at += len(part)
         size -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _next_record(descriptor: int, at: int, size: int) -> int | None:
+    """Where the damaged record at ``at`` ends by its own header, if the record with the next number begins there.
+
+    What lies within it is then not searched: a sender may have put something there that looks like a record. A size
+    that was hit may lead to some other record, but not to the one with the next number.
+    """
+    header = _read(descriptor, at, min(RECORD_HEADER.size, size - at))
+    if len(header) < RECORD_HEADER.size or not header.startswith(RECORD_MAGIC):
+        return None
+    _, _, definitions_size, body_size, _, batch, _, _ = RECORD_HEADER.unpack(header)
+    end = int(at + padded(RECORD_HEADER.size + definitions_size + body_size))
+    if end + RECORD_HEADER.size > size:
+        return None
+    follower = _read(descriptor, end, RECORD_HEADER.size)
+    if len(follower) < RECORD_HEADER.size or not follower.startswith(RECORD_MAGIC):
+        return None
+    return end if RECORD_HEADER.unpack(follower)[5] == batch + 1 else None
 
 
 def _resynchronise(descriptor: int, at: int, size: int, why: str) -> Damage:
@@ -223,7 +252,7 @@ class Tail:
         """The next records up to byte ``committed`` of the file; at least one if there is one, and about
         ``limit_bytes`` of them at most. Raises ``StorageError`` where synced bytes are no longer what was written."""
         size = min(limit_bytes, committed - self.offset)
-        raw = memoryview(_read(self._file.fileno(), self.offset, size)) if size > 0 else memoryview(b"")
+        raw = self._take(size, committed) if size > 0 else memoryview(b"")
         entries: list[Entry] = []
         at = 0
         while at < len(raw):
@@ -232,19 +261,23 @@ class Tail:
                 record, length = found
                 entries.append(Entry(self.offset + at, self.offset + at + length, record))
                 at += length
-            elif isinstance(found, int) and self.offset + at + found <= committed:
-                if entries:
-                    break
-                raw = memoryview(_read(self._file.fileno(), self.offset, max(found, size)))
-                size = found
-                if len(raw) < found:
-                    raise StorageError(f"{self._file.name}: shorter than what was synced ({committed} bytes)")
+            elif entries:
+                break
+            elif isinstance(found, int) and self.offset + found <= committed:
+                size = max(found, size)
+                raw = self._take(size, committed)
             else:
                 raise StorageError(
-                    f"{self._file.name}: bytes at {self.offset + at} are not the record that was synced there"
+                    f"{self._file.name}: bytes at {self.offset} are not the record that was synced there"
                 )
         self.offset += at
         return entries
+
+    def _take(self, size: int, committed: int) -> memoryview:
+        raw = _read(self._file.fileno(), self.offset, size)
+        if len(raw) < size:
+            raise StorageError(f"{self._file.name}: shorter than what was synced ({committed} bytes)")
+        return memoryview(raw)
 
     def close(self) -> None:
         self._file.close()

@@ -213,12 +213,16 @@ def pack_definitions(definitions: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def read_definitions(raw: bytes | memoryview) -> tuple[tuple[int, bytes], ...]:
-    """What ``pack_definitions`` wrote: id and definition of each series."""
+    """What ``pack_definitions`` wrote: id and definition of each series. Raises ``ValueError`` where it ends early."""
     found = []
     at = 0
     while at < len(raw):
+        if at + _ENTRY.size > len(raw):
+            raise ValueError(f"definitions end within an entry, at byte {at}")
         series, size = _ENTRY.unpack_from(raw, at)
         at += _ENTRY.size
+        if at + size > len(raw):
+            raise ValueError(f"the definition of series {series} ends behind the record")
         found.append((series, bytes(raw[at : at + size])))
         at += padded(size)
     return tuple(found)
