@@ -10,7 +10,7 @@ kept with an empty message. Times are never rewritten: 0 becomes the time of rec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -21,7 +21,7 @@ from gateway.config import PointSettings, TraceSettings
 from gateway.model import MAX_TIME_NS, Category, Event, Losses, Reason
 from gateway.otlp.flatten import DELETED_KEYS, brief, cut_text, value_text
 from gateway.otlp.point import MAX_FIELDS, Entry, build_event, check_expansion, checked_key
-from gateway.otlp.traces import hex_id
+from gateway.otlp.traces import id_rule
 
 MAX_ATTRIBUTE_BYTES = 32768
 """Of an attribute's text (golden ``l_attr_long``)."""
@@ -59,6 +59,7 @@ class _Request:
     address: str | None
     piece: int
     """Characters of a message; 0: no bound."""
+    id_text: Callable[[bytes], str]
     received_ns: int
     losses: Losses
 
@@ -94,6 +95,7 @@ def flatten_logs(
         reserved=reserved,
         address=sender_address,
         piece=max(0, traces.log_max_kib) * 1024,
+        id_text=id_rule(traces),
         received_ns=received_ns,
         losses=Losses(),
     )
@@ -208,8 +210,8 @@ def _add_record(events: list[Event], record: LogRecord, pieces: list[str], group
             fields.setdefault(key, text)
     entries: list[Entry] = [(key, text, False) for key, text in fields.items()]
     entries += group.own
-    entries.append(("span_id", hex_id(record.span_id), False))
-    entries.append(("trace_id", hex_id(record.trace_id), False))
+    entries.append(("span_id", context.id_text(record.span_id), False))
+    entries.append(("trace_id", context.id_text(record.trace_id), False))
     entries.append(("status", _status(record), True))
     entries += (tag for tag in group.tags if tag[0] not in fields)
     for number, text in enumerate(pieces):

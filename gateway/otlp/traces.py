@@ -22,7 +22,7 @@ from gateway.config import PointSettings, TraceSettings
 from gateway.model import MAX_TIME_NS, Category, Event, FieldValue, Losses, Reason
 from gateway.otlp.flatten import brief
 from gateway.otlp.point import MAX_FIELDS, MAX_TEXT_BYTES, build_event, check_expansion, checked_key
-from gateway.otlp.span_attributes import Chosen, Found, Level, choose, merge, native_value
+from gateway.otlp.span_attributes import Chosen, Found, Level, choose, merge
 from gateway.otlp.span_message import Dialect, attribute_json, dialect, span_json, text_attribute
 from gateway.policy.rules import Rules, compile_pattern
 
@@ -69,12 +69,13 @@ class _Request:
 
 @dataclass(slots=True)
 class _Group:
-    """The spans of one resource. ``runtime_id``: once found, it holds for those that follow, as in DataKit."""
+    """The spans of one resource. ``runtime_id`` is the resource's, else that of its first span; it holds for all."""
 
     service: str
     level: Level
     global_tags: tuple[tuple[str, str], ...]
     runtime_id: str
+    looked_for_runtime_id: bool = False
 
 
 def flatten_spans(
@@ -97,7 +98,7 @@ def flatten_spans(
     if sender_address is not None:
         common["remote_ip"] = (sender_address, True)
     common.update({key: (text, True) for key, text in tags.items() if key})
-    id_text = _id_rule(traces)
+    id_text = id_rule(traces)
     context = _Request(
         points=points,
         traces=traces,
@@ -129,7 +130,7 @@ def _check_size(request: ExportTraceServiceRequest) -> None:
     check_expansion(size)
 
 
-def _id_rule(traces: TraceSettings) -> Callable[[bytes], str]:
+def id_rule(traces: TraceSettings) -> Callable[[bytes], str]:
     """How ids are written (golden ``t_ids_odd``, ``t_ddtrace_ids``, ``t_zhaoshang_ids``)."""
     if traces.compatible_ddtrace:
         return lambda raw: str(int.from_bytes(raw[-8:], "big")) if len(raw) >= 8 else "0"
@@ -291,13 +292,15 @@ def _first_system(attributes: Iterable[KeyValue]) -> KeyValue | None:
 
 
 def _add_runtime_id(core: Core, group: _Group, attributes: list[KeyValue], cleans: bool) -> None:
-    if not group.runtime_id:
+    if not group.runtime_id and not group.looked_for_runtime_id:
         own = next((each for each in attributes if each.key == "runtime_id" and each.value.string_value), None)
-        if own is None:
-            return
-        group.runtime_id = own.value.string_value
-        if cleans:
-            attributes.remove(own)
+        if own is not None:
+            group.runtime_id = own.value.string_value
+            if cleans:
+                attributes.remove(own)
+    group.looked_for_runtime_id = True
+    if not group.runtime_id:
+        return
     core["runtime-id"] = core["runtime_id"] = (group.runtime_id, False)
 
 
@@ -323,18 +326,18 @@ def _choose_events(
 
 
 def _alias(event: Span.Event, core: Core, lists: Sequence[Chosen]) -> list[KeyValue]:
-    """Put the exception into ``core``; the attributes that found no place there."""
+    """Put the texts of the exception into ``core``; the attributes that found no place there."""
     left = []
     for attribute in event.attributes:
         alias = _ALIASES.get(attribute.key)
-        value = native_value(attribute.value) if alias else None
-        if alias is None or value is None or isinstance(value, float):
+        if alias is None or not attribute.value.HasField("string_value"):
             left.append(attribute)
             continue
+        text = attribute.value.string_value
         earlier = next((chosen.found[alias].value for chosen in lists if alias in chosen.found), None)
-        if earlier is None:
-            core[alias] = (value, False)
-        elif earlier != value:
+        if earlier is None and alias not in core:
+            core[alias] = (text, False)
+        elif text != (core[alias][0] if earlier is None else earlier):
             left.append(attribute)
     return left
 

@@ -175,6 +175,14 @@ def test_pieces_whose_times_would_leave_the_range_are_left_out_together() -> Non
     assert (events, losses.left_out) == ([], {Reason.TIME_RANGE: 1})
 
 
+def test_ids_are_written_as_those_of_spans() -> None:
+    found = request(record(trace_id=b"\1" * 16, span_id=b"\0" * 7 + b"\x0a"))
+    fields = one(found).fields
+    assert (fields["trace_id"], fields["span_id"]) == ("01" * 16, "000000000000000a")
+    fields = one(found, traces=replace(TRACES, compatible_ddtrace=True)).fields
+    assert (fields["trace_id"], fields["span_id"]) == (str(0x0101010101010101), "10")
+
+
 def test_pieces_are_the_whole_message() -> None:
     text = "测" * 3000
     events, _ = flatten(request(record(text)), traces=replace(TRACES, log_max_kib=1))

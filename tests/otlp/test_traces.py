@@ -175,12 +175,35 @@ def test_an_empty_system_names_no_service() -> None:
     assert "base_service" not in event.tags
 
 
-def test_the_first_runtime_id_holds_for_the_spans_behind_it() -> None:
-    found = request(span(), span(own={"runtime_id": "r1"}), span(own={"runtime_id": "r2"}), span())
-    events, _ = flatten(found)
-    assert [event.fields.get("runtime_id") for event in events] == [None, "r1", "r1", "r1"]
-    assert [event.fields.get("runtime-id") for event in events] == [None, "r1", "r1", "r1"]
-    assert ["runtime_id" in left(event) for event in events] == [False, False, True, False]
+def test_the_runtime_id_of_the_first_span_holds_for_those_behind_it() -> None:
+    events, _ = flatten(request(span(own={"runtime_id": "r1"}), span(own={"runtime_id": "r2"}), span()))
+    assert [event.fields.get("runtime_id") for event in events] == ["r1", "r1", "r1"]
+    assert [event.fields.get("runtime-id") for event in events] == ["r1", "r1", "r1"]
+    assert ["runtime_id" in left(event) for event in events] == [False, True, False]
+
+
+def test_a_runtime_id_that_only_a_later_span_has_stays_in_its_message() -> None:
+    first, later = flatten(request(span(), span(own={"runtime_id": "r2"})))[0]
+    assert "runtime_id" not in first.fields | later.fields
+    assert left(later)["runtime_id"] == {"stringValue": "r2"}
+
+
+def test_an_exception_loses_nothing_to_its_aliases() -> None:
+    found = request(span(own={"error.type": "E1"}))
+    event = found.resource_spans[0].scope_spans[0].spans[0].events.add(name="exception")
+    event.attributes.extend(
+        [
+            *attributes(**{"exception.type": "E2", "exception.message": 5, "exception.stacktrace": "first", "x": 1}),
+            *attributes(**{"exception.stacktrace": "second"}),
+        ]
+    )
+    point = one(found)
+    assert point.fields["error_type"] == "E1"
+    assert point.fields["exception_type"] == "E2"
+    assert point.fields["exception_message"] == 5
+    assert (point.fields["error_stack"], point.fields["exception_stacktrace"]) == ("first", "second")
+    assert left(point)["x"] == {"intValue": "1"}
+    assert message(point)["events"] == [{}]
 
 
 @pytest.mark.parametrize(
