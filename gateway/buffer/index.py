@@ -27,7 +27,9 @@ class Index:
         self.offset = FILE_HEADER.size
         self.batch = 0
         self.rows = 0
-        self._pending_end = self.offset
+        self._pending_end = self._loading_end = self.offset
+        self._pending_batch = self._loading_batch = 0
+        self._loading: dict[str, pa.Table] = {}
         self._connection = connection
         self._gathering = Gathering(Numbering())
         discard(segment)
@@ -43,8 +45,8 @@ class Index:
 
     @property
     def pending(self) -> int:
-        """Rows that are gathered and not yet loaded."""
-        return self._gathering.rows
+        """Rows that are gathered and not yet loaded; at least 1 when there is anything."""
+        return max(self._gathering.rows, int(self._pending_batch != self.batch))
 
     def define(self, definitions: tuple[tuple[int, bytes], ...], seen_ns: int) -> None:
         """Take in definitions that came by another way than in a record."""
@@ -53,17 +55,33 @@ class Index:
     def gather(self, entry: Entry) -> None:
         self._gathering.add(entry.record)
         self._pending_end = entry.end
-        self.batch = max(self.batch, entry.record.batch)
+        self._pending_batch = entry.record.batch
 
     def load(self) -> None:
-        """Put what was gathered into the file, in one transaction. Raises ``duckdb.Error``; then the index is of no use
-        any more."""
+        """Put what was gathered into the file, in one transaction. Raises ``duckdb.OutOfMemoryException``, and then may
+        be called again; any other ``duckdb.Error`` means that the index is of no use any more."""
+        if not self._loading:
+            self._loading = self._tables()
+            self._loading_end, self._loading_batch = self._pending_end, self._pending_batch
+        connection = self._connection
+        connection.execute("BEGIN")
+        try:
+            for name, table in self._loading.items():
+                connection.register("loading", table)
+                connection.execute(f"INSERT INTO {self.name}.{name} SELECT * FROM loading")
+                connection.unregister("loading")
+            connection.execute("COMMIT")
+        except duckdb.OutOfMemoryException:
+            connection.execute("ROLLBACK")
+            raise
+        self.rows += sum(table.num_rows for table in self._loading.values())
+        self.offset, self.batch = self._loading_end, self._loading_batch
+        self._loading = {}
+
+    def _tables(self) -> dict[str, pa.Table]:
         gathering = self._gathering
         kinds = gathering.numbering.kinds
-        series = gathering.take_series()
-        tables: dict[str, pa.Table] = {"batches": gathering.take_batches()}
-        if series:
-            tables["series"] = series_table(series)
+        tables = {"batches": gathering.take_batches(), "series": series_table(gathering.take_series())}
         numbers = gathering.take_numbers()
         if len(numbers):
             tables["numbers"] = numbers_table(numbers, kinds)
@@ -73,15 +91,7 @@ class Index:
         events = gathering.take_events()
         if events:
             tables["events"] = events_table(events)
-        connection = self._connection
-        connection.execute("BEGIN")
-        for name, table in tables.items():
-            connection.register("loading", table)
-            connection.execute(f"INSERT INTO {self.name}.{name} SELECT * FROM loading")
-            connection.unregister("loading")
-            self.rows += table.num_rows
-        connection.execute("COMMIT")
-        self.offset = self._pending_end
+        return {name: table for name, table in tables.items() if table.num_rows}
 
     def detach(self) -> None:
         """Leave the file. A question that is being answered keeps what it reads. Raises ``duckdb.Error``."""

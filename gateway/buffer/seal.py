@@ -29,7 +29,7 @@ from gateway.buffer import index, segment
 from gateway.buffer.journal import Entry, read_header, scan
 from gateway.buffer.numbering import UNDEFINED, Numbering
 from gateway.buffer.record import Record, read_body
-from gateway.buffer.segment import SCHEMA_VERSION, File, Manifest, Segment, State
+from gateway.buffer.segment import SCHEMA_VERSION, File, Manifest, Segment
 from gateway.buffer.spill import DistributionSpill, NumberSpill, Slots
 from gateway.buffer.tables import (
     BATCHES,
@@ -48,9 +48,10 @@ from gateway.model import CATEGORY_OF, Signal
 SLOT_ROWS = 1 << 18
 SLOT_BYTES = 16 << 20
 _DEAL_ROWS = 1 << 17
+SERIES_GROUP = 8192
+"""Series a row group: number n of a sealed segment is in row group n // ``SERIES_GROUP``."""
 _BATCHES_AT_ONCE = 32_768
 _EVENTS_AT_ONCE = 8192
-_SERIES_AT_ONCE = 8192
 _SAMPLE_ROWS = 10_000
 
 Steps = Callable[[str], None]
@@ -131,10 +132,9 @@ def _padded(counts: Array, size: int) -> Array:
     return np.concatenate([counts, np.zeros(max(size, len(counts) * 2) - len(counts), np.int64)])
 
 
-def seal(
-    data_dir: Path, closed: Segment, needed: Needed, steps: Steps = lambda step: None
-) -> Manifest | None:
+def seal(data_dir: Path, closed: Segment, steps: Steps = lambda step: None) -> Manifest | None:
     """Seal a segment that nobody writes to any more; its manifest, or None when no record was in it (then it is gone).
+    ``tidy`` is to be called afterwards.
 
     Raises ``OSError`` when the disk does not take it, ``StorageError`` when its journal is none; the segment is then as
     it was.
@@ -154,10 +154,8 @@ def seal(
     manifest = _manifest(closed, survey, files)
     manifest.write(closed.path)
     steps("manifest")
-    sealed = Segment(closed.number, State.SEALED, closed.path.with_name(f"{closed.number:08d}"))
-    segment.rename(closed.path, sealed.path)
+    segment.rename(closed.path, segment.sealed(closed).path)
     steps("renamed")
-    tidy(sealed, manifest, needed, steps)
     return manifest
 
 
@@ -213,7 +211,7 @@ def _write_tables(closed: Segment, survey: _Survey, steps: Steps) -> Iterator[Fi
         closed,
         "series",
         SERIES,
-        (series_table(series[at : at + _SERIES_AT_ONCE]) for at in range(0, len(series), _SERIES_AT_ONCE)),
+        (series_table(series[at : at + SERIES_GROUP]) for at in range(0, len(series), SERIES_GROUP)),
     )
     steps("series")
     kinds = np.empty_like(survey.numbering.kinds)
@@ -359,6 +357,7 @@ def _writer(target: Any, schema: pa.Schema, sample: pa.Table) -> pq.ParquetWrite
         use_dictionary=dictionary,
         column_encoding=encodings,
         write_statistics=True,
+        write_page_checksum=True,
     )
 
 

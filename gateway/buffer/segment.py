@@ -142,12 +142,9 @@ class Manifest:
         return wrong
 
 
-def open_path(data_dir: Path, number: int) -> Path:
-    return data_dir / "segments" / f"{number:08d}.open"
-
-
-def sealed_path(data_dir: Path, number: int) -> Path:
-    return data_dir / "segments" / f"{number:08d}"
+def sealed(segment: Segment) -> Segment:
+    """What a segment is when it is sealed."""
+    return Segment(segment.number, State.SEALED, segment.path.with_name(f"{segment.number:08d}"))
 
 
 def segments(data_dir: Path) -> list[Segment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def connect(data_dir: Path, settings: BufferSettings) -> duckdb.DuckDBPyConnecti
 
 
 def views(
-    sealed: dict[str, Sequence[Path]], attached: Sequence[tuple[int, str]], columns: dict[str, str]
+    sealed: Mapping[str, Sequence[Path]], attached: Sequence[tuple[int, str]], columns: Mapping[str, str]
 ) -> str:
     """Statements that make the views ``batches``, ``series``, ``numbers``, ``distributions``, ``events`` and
     ``samples``.
