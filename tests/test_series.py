@@ -54,7 +54,7 @@ def test_a_definition_is_held_and_given_back() -> None:
     table.define(0, definition("a"))
     table.define(5_000, definition("b"))
     assert (table.definition(0), table.definition(5_000)) == (definition("a"), definition("b"))
-    assert (table.count, table.bytes) == (2, len(definition("a")) + len(definition("b")))
+    assert (table.count, table.size_bytes) == (2, len(definition("a")) + len(definition("b")))
 
 
 @pytest.mark.parametrize("series", [0, 1, 1_023, 1_024, 2**31, 2**32 - 1])
@@ -70,7 +70,7 @@ def test_a_transient_series_has_no_place(series: int) -> None:
     table = SeriesTable()
     with pytest.raises(ValueError, match="transient"):
         table.define(series, definition("a"))
-    assert (table.count, table.bytes) == (0, 0)
+    assert (table.count, table.size_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_later_definition_takes_the_place_of_the_earlier_one() -> None:
     assert said(table, body([3])) == {3: definition("short")}
     table.define(3, definition("a much longer name"))
     assert table.definition(3) == definition("a much longer name")
-    assert (table.count, table.bytes) == (1, len(definition("a much longer name")))
+    assert (table.count, table.size_bytes) == (1, len(definition("a much longer name")))
     assert said(table, body([3])) == {3: definition("a much longer name")}, "it has not been said yet"
 
 
@@ -159,7 +159,7 @@ def test_a_shared_definition_outlives_the_table_that_had_it_first() -> None:
     first.define(1, definition("a"))
     second.share(1, definition("a"), first)
     first.forget()
-    assert (first.count, first.bytes) == (0, 0)
+    assert (first.count, first.size_bytes) == (0, 0)
     with pytest.raises(KeyError):
         first.definition(1)
     assert second.definition(1) == definition("a")
@@ -233,5 +233,5 @@ def test_two_tables_that_share_behave_like_dictionaries_that_do_not(steps: list[
                 }
                 expected.unsaid -= used.keys()
         for each, wanted in zip(tables, plain, strict=True):
-            assert (each.count, each.bytes) == (len(wanted.held), sum(map(len, wanted.held.values())))
+            assert (each.count, each.size_bytes) == (len(wanted.held), sum(map(len, wanted.held.values())))
             assert {series: each.definition(series) for series in wanted.held} == wanted.held

@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if path == "/v1/ntp":
             self._reply(200, json.dumps({"content": {"timestamp_sec": int(time.time())}}))
@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(404, _error("notFound", path))
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         parts = urlsplit(self.path)
         query = parse_qs(parts.query)
         found = re.fullmatch(r"/v1/write/(metric|tracing|logging)", parts.path)
