@@ -231,8 +231,9 @@ def _flatten_span(span: Span, group: _Group, scope: Level, context: _Request) ->
         rest.append(text_attribute("trace_id", str(core["trace_id"][0]), context.style))
     rest += [text for chosen in events for text in chosen.rest]
     rest += _cut_to_limit(merged, len(core), context)
-    if context.traces.tracing_metrics and "http_status_code" in merged:
-        core["http_status_class"] = (f"{str(merged['http_status_code'].value)[:1]}xx", True)
+    code = merged.get("http_status_code")
+    if context.traces.tracing_metrics and code is not None and code.is_tag:
+        core["http_status_class"] = (f"{str(code.value)[:1]}xx", True)
 
     for key, found in merged.items():
         core[key] = (found.value, found.is_tag)
@@ -279,9 +280,9 @@ def _core(span: Span, group: _Group, attributes: list[KeyValue], context: _Reque
     if span.kind in _KINDS:
         core.setdefault("span_kind", (_KINDS[span.kind], True))
     if any(attribute.key == "db.system" for attribute in attributes):
-        host = next((attribute.value for attribute in attributes if attribute.key in _DB_HOSTS), None)
-        if host is not None:
-            core.setdefault("db_host", (host.string_value, True))
+        host = next((attribute.value.string_value for attribute in attributes if attribute.key in _DB_HOSTS), "")
+        if host:
+            core.setdefault("db_host", (host, True))
     core.setdefault("source_type", (context.source_type, True))
     _add_runtime_id(core, group, attributes, traces.clean_message)
     return core
