@@ -155,6 +155,12 @@ def test_null_is_absent() -> None:
     assert not point_of(read(gauge(asInt=None, attributes=None))[0]).WhichOneof("value")
 
 
+def test_null_in_an_array_of_values_is_an_empty_value() -> None:
+    body = gauge(attributes=[{"key": "k", "value": {"arrayValue": {"values": [None, {"intValue": 1}]}}}])
+    empty, one = point_of(read(body)[0]).attributes[0].value.array_value.values
+    assert (empty.WhichOneof("value"), one.int_value) == (None, 1)
+
+
 def test_an_empty_object_is_present() -> None:
     request, _ = read({"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"scope": {}}]}]})
     assert request.resource_metrics[0].HasField("resource")

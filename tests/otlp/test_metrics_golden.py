@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.config import PointSettings
-from gateway.model import Event, Losses, Reason
+from gateway.model import MAX_TIME_NS, Event, Losses, Reason
+from gateway.otlp.expand import MAX_QUANTILES
+from gateway.otlp.plain import Row, points, read
 from tests.data import case, golden, golden_cases
 from tests.otlp.deviations import DEVIATIONS
 from tests.otlp.points import (
@@ -243,6 +245,40 @@ def test_case_20_times_are_kept_as_sent_or_left_out_with_a_reason() -> None:
         assert only(sent, "lab.startafter")
         assert losses.left_out == {Reason.TIME_RANGE: 3}
         assert losses.changed == {Reason.TIME_ZERO: 1}
+
+
+def rows_of_one(data: str, **members: object) -> tuple[list[Row], Losses]:
+    metric = {"name": "m", data: {"dataPoints": [members]}}
+    body = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+    return read(parse(json.dumps(body).encode()), None, GOLDEN, RECEIVED_NS)
+
+
+def test_the_last_nanosecond_is_kept_and_a_start_past_it_is_none() -> None:
+    (row,), losses = rows_of_one("gauge", asInt=1, timeUnixNano=MAX_TIME_NS, startTimeUnixNano=MAX_TIME_NS)
+    assert (row.time_ns, row.start_ns) == (MAX_TIME_NS, MAX_TIME_NS)
+    (row,), losses = rows_of_one("gauge", asInt=1, timeUnixNano=1, startTimeUnixNano=MAX_TIME_NS + 1)
+    assert (row.time_ns, row.start_ns) == (1, 0)
+    assert not losses.changed
+    rows, losses = rows_of_one("gauge", asInt=1, timeUnixNano=MAX_TIME_NS + 1)
+    assert not rows
+    assert losses.left_out == {Reason.TIME_RANGE: 1}
+
+
+def test_of_a_quantile_sent_twice_the_last_counts() -> None:
+    quantiles = [{"quantile": 0.5, "value": 1}, {"quantile": 0.9, "value": 2}, {"quantile": 0.5, "value": 3}]
+    (summary, *found), losses = rows_of_one("summary", count=3, sum="NaN", timeUnixNano=1, quantileValues=quantiles)
+    assert [(dict(row.series.tags)["quantile"], row.value) for row in found] == [("0.9", 2.0), ("0.5", 3.0)]
+    assert losses.changed == {Reason.BUCKETS_LEFT_OUT: 1, Reason.NOT_FINITE: 1}
+    (event,) = points(summary, "datakit")
+    assert event.fields == {"m_count": 3}
+
+
+def test_too_many_quantiles_are_none() -> None:
+    quantiles = [{"quantile": number / 1000} for number in range(MAX_QUANTILES + 1)]
+    rows, losses = rows_of_one("summary", count=3, timeUnixNano=1, quantileValues=quantiles)
+    assert len(rows) == 1
+    assert losses.changed == {Reason.BUCKETS_LEFT_OUT: 1}
+    assert len(rows_of_one("summary", count=3, timeUnixNano=1, quantileValues=quantiles[1:])[0]) == 1 + MAX_QUANTILES
 
 
 def test_host_is_the_senders_where_the_gateway_serves_many() -> None:
