@@ -203,6 +203,7 @@ class Indexer:
             manifest = None
         self._to_seal.popleft()
         self._catalog.sealed_instead(closed.number, manifest)
+        self._next_tick = 0.0  # its journal may go, and the budgets have news
         self._unindexed.discard(closed.number)
         self._advance(0)
         if manifest is None:

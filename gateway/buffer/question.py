@@ -49,13 +49,13 @@ class Answer:
         return list(self.table.column_names)
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Rows of Python values. Times are text, to the nanosecond; bytes are base64."""
+        """Rows of Python values. Times are text (``2025-10-09 08:53:20.123456789``)."""
         if not self.table.num_columns:
             return []
         return list(zip(*(_values(column) for column in self.table.columns), strict=True))
 
     def as_json(self) -> dict[str, Any]:
-        """``columns``, ``rows`` and ``truncated``, of what JSON can say."""
+        """``columns``, ``rows`` and ``truncated``, of what JSON can say; bytes are base64."""
         rows = [[_json_value(value) for value in row] for row in self.rows()]
         return {"columns": self.columns, "rows": rows, "truncated": self.truncated}
 
@@ -286,16 +286,24 @@ def _sentence(error: Exception) -> str:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    if pa.types.is_timestamp(column.type):
-        return [
-            None if text is None else text.replace(" ", "T") for text in column.cast(pa.string()).to_pylist()
-        ]
-    if pa.types.is_map(column.type):
-        return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
-    try:
-        return list(column.to_pylist())
-    except ValueError:  # nanoseconds within a list or a struct
-        return [str(value) for value in column]
+    kind = _with_texts(column.type)
+    if kind != column.type:
+        column = column.cast(kind)
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    return values
+
+
+def _with_texts(kind: pa.DataType) -> pa.DataType:
+    """The type with texts in place of times: Python's own times end at microseconds."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_map(kind):
+        return pa.map_(_with_texts(kind.key_type), _with_texts(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_with_texts(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_texts(field.type)) for field in kind])
+    return kind
 
 
 def _json_value(value: Any) -> Any:

@@ -299,15 +299,15 @@ def series_table(series: Sequence[tuple[int, bytes, int]]) -> pa.Table:
 def numbers_table(rows: Array, kinds: npt.NDArray[np.uint8]) -> pa.Table:
     """Columns of ``NUMBER`` rows; ``kinds`` by number of the series."""
     is_int = kinds[rows["series"]] == Kind.INT
-    bits = np.ascontiguousarray(rows["bits"])
+    bits = _aligned(rows["bits"])
     return pa.Table.from_arrays(
         [
-            pa.array(np.ascontiguousarray(rows["series"])),
+            pa.array(_aligned(rows["series"])),
             _times(rows["time"]),
             _column(pa.float64(), bits, ~is_int),
             _column(pa.int64(), bits, is_int),
             _times(rows["start"], rows["start"] != 0),
-            pa.array(np.ascontiguousarray(rows["batch"])),
+            pa.array(_aligned(rows["batch"])),
         ],
         schema=NUMBERS,
     )
@@ -319,15 +319,15 @@ def distributions_table(distributions: Distributions, kinds: npt.NDArray[np.uint
     exponential = kinds[rows["series"]] == Kind.EXPONENTIAL
     return pa.Table.from_arrays(
         [
-            pa.array(np.ascontiguousarray(rows["series"])),
+            pa.array(_aligned(rows["series"])),
             _times(rows["time"]),
             _times(rows["start"], rows["start"] != 0),
-            pa.array(np.ascontiguousarray(rows["batch"])),
-            pa.array(np.ascontiguousarray(rows["count"])),
+            pa.array(_aligned(rows["batch"])),
+            pa.array(_aligned(rows["count"])),
             _column(pa.float64(), rows["sum"], flags & HAS_SUM != 0),
             _column(pa.float64(), rows["min"], flags & HAS_MIN != 0),
             _column(pa.float64(), rows["max"], flags & HAS_MAX != 0),
-            pa.array(np.ascontiguousarray(flags)),
+            pa.array(_aligned(flags)),
             _lists(DISTRIBUTIONS.field("buckets").type, distributions.buckets, rows["n_buckets"]),
             _lists(_BOUNDS, distributions.bounds, rows["n_bounds"], exponential),
         ],
@@ -377,12 +377,18 @@ def _json(event: Event) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
+def _aligned(values: Array) -> Array:
+    """A field of records, or a view of a journal, as a column of its own."""
+    column: Array = np.require(values, requirements=("C", "ALIGNED"))
+    return column
+
+
 def _column(kind: pa.DataType, values: Array, valid: Array | None = None) -> pa.Array:
     """Eight-byte ``values`` as they are, NULL where not ``valid``."""
     mask = None
     if valid is not None and not valid.all():
         mask = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(values), [mask, pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.Array.from_buffers(kind, len(values), [mask, pa.py_buffer(_aligned(values))])
 
 
 def _times(values: Array, valid: Array | None = None) -> pa.Array:
@@ -395,7 +401,9 @@ def _lists(kind: pa.DataType, values: Array, sizes: Array, valid: Array | None =
     mask = None
     if valid is not None and not valid.all():
         mask = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(sizes), [mask, pa.py_buffer(offsets)], children=[pa.array(values)])
+    return pa.Array.from_buffers(
+        kind, len(sizes), [mask, pa.py_buffer(offsets)], children=[pa.array(_aligned(values))]
+    )
 
 
 def _maps(maps: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
