@@ -14,8 +14,9 @@ from pathlib import Path
 
 import duckdb
 
-from gateway.buffer import segment, sql
+from gateway.buffer import damage, segment, sql
 from gateway.buffer.index import Index
+from gateway.buffer.journal import RECORD_HEADER, Entry, read_header, scan
 from gateway.buffer.seal import Needed, seal, tidy
 from gateway.buffer.segment import Manifest, Segment, State
 from gateway.config import BufferSettings
@@ -34,6 +35,16 @@ class Snapshot:
     cursor: duckdb.DuckDBPyConnection
 
 
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a start finds: segments that are closed and not sealed, and the numbers to go on with. Neither number was
+    ever used, as far as the files tell; a sink's cursor may know of a later batch, whose segment is gone."""
+
+    closed: list[Segment]
+    next_segment: int
+    next_batch: int
+
+
 class Catalog:
     """See the module. ``recover`` comes first."""
 
@@ -47,11 +58,13 @@ class Catalog:
         self._with_journal: set[int] = set()
         self._connection = sql.connect(data_dir, settings)
 
-    def recover(self) -> list[Segment]:
-        """Look at what lies in the data directory: finish deletions, move damaged segments to quarantine. The segments
-        that are closed and not sealed yet. Raises ``OSError``."""
+    def recover(self) -> Recovered:
+        """Look at what lies in the data directory: finish deletions, move damaged segments to quarantine. Raises
+        ``OSError``."""
+        there = segment.segments(self.data_dir)
+        numbers = [each.number for each in there] + segment.quarantined_numbers(self.data_dir)
         closed = []
-        for found in segment.segments(self.data_dir):
+        for found in there:
             if found.state is State.DELETED:
                 segment.delete(found)
             elif found.state is State.OPEN:
@@ -66,7 +79,10 @@ class Catalog:
                     self.quarantine(found, str(error))
                     continue
                 self._with_journal.add(found.number)
-        return closed
+        last_batch = max((manifest.last_batch for _, manifest in self._sealed.values()), default=0)
+        for each in closed:
+            last_batch = max(last_batch, _last_batch(self.data_dir, each))
+        return Recovered(closed, max(numbers, default=0) + 1, last_batch + 1)
 
     def seal_all(self, closed: list[Segment]) -> None:
         """Seal segments that ``recover`` found; one whose journal is none goes to quarantine. Raises ``OSError``."""
@@ -140,6 +156,19 @@ class Catalog:
         for index in indexes:
             _quietly(index.detach)
         _quietly(self._connection.close)
+
+
+def _last_batch(data_dir: Path, closed: Segment) -> int:
+    """The last batch number that a journal may have used: each damaged stretch may have been as many records as fit."""
+    if not damage.repair_header(data_dir, closed.number, closed.journal):
+        return 0
+    last = read_header(closed.journal).first_batch - 1
+    for found in scan(closed.journal):
+        if isinstance(found, Entry):
+            last = max(last, found.record.batch)
+        elif not found.harmless:
+            last += (found.end - found.offset) // RECORD_HEADER.size + 1
+    return last
 
 
 def _quietly(action: Callable[[], None]) -> None:

@@ -122,7 +122,7 @@ def ask_files(
     with segment.lock(data_dir):
         catalog = Catalog(data_dir, settings or BufferSettings(), Meters())
         try:
-            catalog.seal_all(catalog.recover())
+            catalog.seal_all(catalog.recover().closed)
             return ask(catalog, statement, parameters, limit=limit, timeout_s=timeout_s)
         finally:
             catalog.close()

@@ -163,6 +163,15 @@ def segments(data_dir: Path) -> list[Segment]:
     return sorted(found, key=lambda segment: (segment.number, segment.state))
 
 
+def quarantined_numbers(data_dir: Path) -> list[int]:
+    """Numbers of the segments that something in quarantine is of."""
+    try:
+        names = os.listdir(data_dir / "quarantine")
+    except FileNotFoundError:
+        return []
+    return [int(match[0]) for name in names if (match := re.match("[0-9]{8,18}", name))]
+
+
 def delete(segment: Segment) -> None:
     """Remove a segment: out of sight in one step, then file by file. Raises ``OSError``."""
     hidden = segment.path

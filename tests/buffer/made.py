@@ -213,20 +213,18 @@ def running(
     for number, each in enumerate(known):
         table.define(number, each.pack())
     catalog = Catalog(data_dir, settings, meters)
-    closed = catalog.recover()
-    there = segments(data_dir)
-    first_batch = max((manifest.last_batch for _, manifest in catalog.sealed()), default=0) + 1
+    recovered = catalog.recover()
     writer = Writer(
         data_dir,
         settings,
         meters,
         table,
-        segment=max((each.number for each in there), default=0) + 1,
-        first_batch=first_batch,
+        segment=recovered.next_segment,
+        first_batch=recovered.next_batch,
         gateway_id=b"test",
         full=lambda: indexer.full(),  # noqa: PLW0108 (there is no indexer yet)
     )
-    indexer = Indexer(catalog, writer, settings, meters, closed, **options)
+    indexer = Indexer(catalog, writer, settings, meters, recovered.closed, **options)
     writer.start()
     indexer.start()
     try:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gateway.buffer import seal, segment
-from gateway.buffer.catalog import Catalog
+from gateway.buffer.catalog import Catalog, Recovered
 from gateway.buffer.journal import Header, file_header, record_parts, scan
 from gateway.buffer.reader import follow
 from gateway.buffer.record import pack_definitions
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_journal_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not a journal"):
         seal.seal(tmp_path, closed)
     catalog = Catalog(tmp_path, BufferSettings(), Meters())
-    catalog.seal_all(catalog.recover())
+    catalog.seal_all(catalog.recover().closed)
     catalog.close()
     assert segment.segments(tmp_path) == []
     (note,) = (tmp_path / "quarantine").glob("*.json")
@@ -308,7 +308,26 @@ def test_a_damaged_row_group_costs_its_rows_and_a_damaged_manifest_its_segment(t
     assert told(tmp_path) == []
     meters = Meters()
     catalog = Catalog(tmp_path, BufferSettings(), meters)
-    assert catalog.recover() == []
+    assert catalog.recover() == Recovered([], 2, 1)
     catalog.close()
     assert meters.quarantined.labels("segment")._value.get() == 1
     assert segment.segments(tmp_path) == []
+
+
+def test_a_start_goes_on_with_numbers_that_nobody_has_used(tmp_path: Path) -> None:
+    def recovered() -> Recovered:
+        catalog = Catalog(tmp_path, BufferSettings(), Meters())
+        try:
+            return catalog.recover()
+        finally:
+            catalog.close()
+
+    assert recovered() == Recovered([], 1, 1)
+    closed = journal(tmp_path, *some_batches(), number=4)
+    assert recovered() == Recovered([closed], 5, 4)
+    torn = closed.journal.stat().st_size - 5
+    with closed.journal.open("r+b") as file:
+        file.truncate(torn)
+    assert recovered().next_batch > 4  # the torn record may have been number 3, or what is left of several
+    seal.seal(tmp_path, closed)
+    assert recovered() == Recovered([], 5, 3)
