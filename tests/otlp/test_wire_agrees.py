@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from random import Random
 
 import pytest
@@ -120,6 +121,9 @@ LEGAL_BUT_ODD = {
     "an unknown group around a group": b"\x9b\x06\xa3\x06\xa4\x06\x9c\x06",
     "a known field of another wire type": b"\x08\x01",
     "a field number of 29 bits": b"\xf8\xff\xff\xff\x0f\x01",
+    "field number 0 in a group that nobody knows": b"\x9b\x06\x00\x01\x9c\x06",
+    "a varint of ten bytes with bits past the 64th": b"\x78" + b"\x81" * 9 + b"\x7f",
+    "a tag of five bytes": b"\xf8\x80\x80\x80\x00\x01",
     "an empty resource in two pieces": field(1, field(1, b"") + field(1, b"")),
 }
 ILLEGAL = {
@@ -132,6 +136,15 @@ ILLEGAL = {
     "a length past the end": b"\x0a\x05a",
     "a varint that does not end": b"\x08" + b"\x80" * 10,
     "a varint of eleven bytes": b"\x98\x06" + b"\x80" * 10 + b"\x01",
+    "a tag of six bytes": b"\xf8\x80\x80\x80\x80\x00\x01",
+    "a length of six bytes": b"\x7a\x81\x80\x80\x80\x80\x00a",
+    "a field that begins in one piece of a resource and ends in the next": field(
+        1, field(1, b"\x30") + field(1, b"\x01")
+    ),
+    "a histogram's field that does so": field(1, field(2, field(2, field(9, b"\x10") + field(9, b"\x01")))),
+    "buckets in a metric's data that other data replaces": field(
+        1, field(2, field(2, field(10, field(1, field(8, b"\x10\x81"))) + field(5, b"")))
+    ),
     "a tag of 2**32": b"\x80\x80\x80\x80\x10\x01",
     "a name that is not UTF-8": field(1, field(2, field(2, field(1, b"\xff")))),
     "a schema URL that is not UTF-8": field(1, field(3, b"\xc0\x80")),
@@ -148,3 +161,14 @@ def test_legal_but_odd_bytes_are_read(body: bytes) -> None:
 @pytest.mark.parametrize("body", ILLEGAL.values(), ids=ILLEGAL)
 def test_illegal_bytes_are_refused_with_their_offset(body: bytes) -> None:
     assert not agree(Registry(DATAKIT, 10), body)
+
+
+def test_a_message_in_many_pieces_costs_what_its_bytes_cost() -> None:
+    """Joined piece by piece, half a megabyte like this took seconds and gigabytes."""
+    resource = field(1, field(1, field(1, b"k") + field(2, field(1, b"v" * 100_000))))
+    pieces = field(1, resource + b"\x0a\x00" * 20_000 + field(2, b""))
+    tracemalloc.start()
+    assert agree(Registry(DATAKIT, 10), pieces)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
