@@ -95,7 +95,7 @@ def check(conf_dir: Path, data_dir: Path, as_json: bool) -> None:
         else:
             click.echo(str(error), err=True)
         sys.exit(1)
-    rows = config_files.describe(settings)
+    rows = config_files.describe(conf_dir, data_dir, os.environ)
     if as_json:
         click.echo(json.dumps({"ok": True, "errors": [], "notes": list(settings.notes), "settings": rows}))
         return

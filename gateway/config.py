@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qsl, urlsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +17,17 @@ class Address:
     port: int
 
     @property
-    def is_loopback(self) -> bool: ...
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
-    def __str__(self) -> str: ...
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +121,18 @@ class DatawaySettings:
     connections: int = 4
     proxy: str | None = field(default=None, repr=False)
     tls_insecure: bool = False
+
+    @property
+    def masked_url(self) -> str:
+        """The address without its secrets."""
+        parts = urlsplit(self.url)
+        query = "&".join(f"{key}={mask(value)}" for key, value in parse_qsl(parts.query))
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query).geturl()
+
+
+def mask(secret: str) -> str:
+    """A secret so that its owner knows it again: first and last five characters at most."""
+    return f"{secret[:5]}****{secret[-5:]}" if len(secret) > 15 else "****"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -27,6 +28,8 @@ from gateway.otlp.traces import flatten_spans
 from gateway.otlp.wire import decode
 from gateway.policy.rules import Rules
 from gateway.receive.intake import Ticket
+
+Request = TypeVar("Request", ExportTraceServiceRequest, ExportLogsServiceRequest)
 
 _WORTH_A_WARNING = {Reason.METRIC_WITHOUT_DATA, Reason.NOTHING_RECOGNISED, Reason.ENUM_NAME}
 """Changes that a sender is told of in both parities: its exporter is at fault. The rest only in strict."""
@@ -88,39 +91,32 @@ def read_request(
     settings = generation.settings
     address = sender.address if settings.receive.remote_ip else None
     json_losses = Losses()
-    message = None
     if wire is Wire.JSON:
-        message = otlp_json.parse(signal, body, settings.points.parity == "datakit", json_losses)
+        lenient = settings.points.parity == "datakit"
+        body = otlp_json.parse(signal, body, lenient, json_losses).SerializeToString()
     if signal is Signal.METRICS:
-        raw = body if message is None else message.SerializeToString()
-        batch = decode(generation.registry, raw, address, received_ns)
-        losses = batch.losses
+        batch = decode(generation.registry, body, address, received_ns)
     else:
-        events, losses = _read_events(generation, signal, message or _parse(signal, body), address, received_ns)
+        events, losses = _read_events(generation, signal, body, address, received_ns)
         packed = pack_events([(event.category, event.time_ns, encode_point(event)) for event in events])
         batch = Batch(signal, received_ns, packed, len(events), losses)
-    losses.add(json_losses)
+    batch.losses.add(json_losses)
     return batch
 
 
-def _parse(signal: Signal, body: bytes) -> ExportTraceServiceRequest | ExportLogsServiceRequest:
-    kind = ExportTraceServiceRequest if signal is Signal.TRACES else ExportLogsServiceRequest
-    try:
-        return kind.FromString(body)
-    except DecodeError as error:
-        raise Refusal(
-            Reason.BAD_DATA, f"{signal.name.lower()} request: not a well-formed {kind.__name__} ({error})"
-        ) from None
-
-
 def _read_events(
-    generation: Generation,
-    signal: Signal,
-    request: ExportTraceServiceRequest | ExportLogsServiceRequest,
-    address: str | None,
-    received_ns: int,
+    generation: Generation, signal: Signal, body: bytes, address: str | None, received_ns: int
 ) -> tuple[list[Event], Losses]:
     settings = generation.settings
     if signal is Signal.TRACES:
-        return flatten_spans(request, address, settings.points, settings.traces, generation.rules, received_ns)
-    return flatten_logs(request, address, settings.points, settings.traces, received_ns)
+        spans = _parse(ExportTraceServiceRequest, body)
+        return flatten_spans(spans, address, settings.points, settings.traces, generation.rules, received_ns)
+    records = _parse(ExportLogsServiceRequest, body)
+    return flatten_logs(records, address, settings.points, settings.traces, received_ns)
+
+
+def _parse(kind: type[Request], body: bytes) -> Request:
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:
+        raise Refusal(Reason.BAD_DATA, f"not a well-formed {kind.__name__} ({error})") from None

@@ -24,7 +24,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from isal import isal_zlib
 
-from gateway.config import DatawaySettings
+from gateway.config import DatawaySettings, mask
 from gateway.forward.dead_letters import DeadLetters
 from gateway.forward.package import as_lines, halves
 from gateway.forward.sink import Package, Stopped, package_id
@@ -230,11 +230,6 @@ class Dataway:
         for secret in self._secrets:
             text = text.replace(secret, mask(secret))
         return text
-
-
-def mask(secret: str) -> str:
-    """A secret so that its owner knows it again: first and last five characters at most."""
-    return f"{secret[:5]}****{secret[-5:]}" if len(secret) > 15 else "****"
 
 
 def write_url(url: str, category: Category) -> str:

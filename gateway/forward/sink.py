@@ -35,7 +35,9 @@ class Stopped(Exception):
 
 
 class Follower(Protocol):
-    """Records in batch order (``buffer.reader``)."""
+    """Records in batch order (``buffer.reader``). ``position``: the last batch that is done with."""
+
+    position: int
 
     def next(self, timeout_s: float) -> Record | None: ...
     def close(self) -> None: ...
@@ -115,6 +117,9 @@ class Lane:
 
     def start(self) -> None:
         self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
 
     def stop(self, deadline_s: float) -> None:
         """Stop, at the latest after ``deadline_s``; what was not confirmed is sent again, under the same ids."""
@@ -198,6 +203,8 @@ class Lane:
             if self._stop.is_set():
                 raise Stopped
             self._oldest_ns = 0
+            # batches of other categories are none of this lane's, and done with
+            self._cursor = Cursor(max(self._cursor.delivered, follower.position))
             record = follower.next(_POLL_S)
         self._take(record)
         self._gather(follower, record.batch)

@@ -26,7 +26,7 @@ def inflate(data: bytes, limit_bytes: int, take: Callable[[int], None]) -> bytes
         while not stream.eof:
             try:
                 part = stream.decompress(data, _STEP_BYTES)
-            except isal_zlib.IsalError as error:
+            except isal_zlib.error as error:  # type: ignore[misc]  # the stub does not know that it is a class
                 raise Refusal(Reason.BAD_DATA, f"gzip: {error}") from None
             if not part and not stream.eof and not stream.unconsumed_tail:
                 raise Refusal(Reason.BAD_DATA, "gzip: the body ends before the gzip stream does")
