@@ -57,14 +57,13 @@ cdef inline double as_double(uint64_t bits) noexcept nogil:
     return value
 
 
-cdef inline int read_varint(Reader* r, uint64_t* value) noexcept nogil:
+cdef inline int read_varint(Reader* r, uint64_t* value, uint32_t bits) noexcept nogil:
+    """A varint of at most ``bits`` / 7 bytes. Of the last byte of ten, what does not fit into 64 bits is cut off."""
     cdef uint64_t result = 0
     cdef uint32_t shift = 0
     cdef uint8_t byte
-    while r.at < r.end and shift < 70:
+    while r.at < r.end and shift < bits:
         byte = r.at[0]
-        if shift == 63 and byte > 1:
-            return -1
         r.at += 1
         result |= (<uint64_t> (byte & 0x7F)) << shift
         if byte < 0x80:
@@ -81,7 +80,7 @@ cdef inline int skip_group(Reader* r, uint32_t number, int depth) noexcept nogil
     if depth <= 0:
         return -1
     while True:
-        found = read_field(r, &field, depth - 1)
+        found = read_any_field(r, &field, depth - 1)
         if found <= 0:
             return -1
         if field.wire == END_GROUP:
@@ -90,6 +89,12 @@ cdef inline int skip_group(Reader* r, uint32_t number, int depth) noexcept nogil
 
 cdef inline int read_field(Reader* r, Field* field, int depth) noexcept nogil:
     """The next field: 1, or 0 at the end, or -1 where the bytes are no field (``r.at`` is near the fault)."""
+    cdef int found = read_any_field(r, field, depth)
+    return -1 if found > 0 and field.number == 0 else found
+
+
+cdef inline int read_any_field(Reader* r, Field* field, int depth) noexcept nogil:
+    """As ``read_field``, but field number 0 passes: in a group that nobody knows, upb does not look."""
     cdef uint64_t tag
     if r.at >= r.end:
         return 0
@@ -97,9 +102,9 @@ cdef inline int read_field(Reader* r, Field* field, int depth) noexcept nogil:
     if r.at[0] < 0x80:
         tag = r.at[0]
         r.at += 1
-    elif read_varint(r, &tag) < 0:
+    elif read_varint(r, &tag, 35) < 0:
         return -1
-    if tag >> 32 or tag < 8:
+    if tag >> 32:
         return -1
     field.number = <uint32_t> (tag >> 3)
     field.wire = <uint32_t> (tag & 7)
@@ -107,7 +112,7 @@ cdef inline int read_field(Reader* r, Field* field, int depth) noexcept nogil:
         if r.at < r.end and r.at[0] < 0x80:
             field.size = r.at[0]
             r.at += 1
-        elif read_varint(r, &field.size) < 0:
+        elif read_varint(r, &field.size, 35) < 0:
             return -1
         if field.size > <uint64_t> (r.end - r.at):
             return -1
@@ -121,7 +126,7 @@ cdef inline int read_field(Reader* r, Field* field, int depth) noexcept nogil:
         r.at += 8
         return 1
     if field.wire == VARINT:
-        return 1 if read_varint(r, &field.value) == 0 else -1
+        return 1 if read_varint(r, &field.value, 70) == 0 else -1
     if field.wire == FIXED32:
         if r.end - r.at < 4:
             return -1

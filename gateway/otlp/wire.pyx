@@ -18,9 +18,9 @@ Rules:
 The oracle is ``otlp.plain`` (upb and the same ``expand``): one truth, two readers.
 """
 
-from libc.math cimport isfinite, isnan
+from libc.math cimport INFINITY, isfinite, isnan
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from gateway.otlp.protobuf cimport (
     ENTITY, EXEMPLAR, FIXED64, KEY_VALUE, LEN, MAX_DEPTH, QUANTILE, RESOURCE, SCOPE, TEXT, VARINT, END_GROUP,
@@ -49,6 +49,7 @@ cdef enum Loss:
     BAD_TEMPORALITY
     STALE
     CHANGED_BUCKETS
+    CHANGED_BOUNDS
     CHANGED_TIME
     CHANGED_FINITE
     CHANGED_NO_DATA
@@ -66,12 +67,14 @@ _LEFT_OUT = {
 }
 _CHANGED = {
     CHANGED_BUCKETS: Reason.BUCKETS_LEFT_OUT,
+    CHANGED_BOUNDS: Reason.BAD_BOUNDS,
     CHANGED_TIME: Reason.TIME_ZERO,
     CHANGED_FINITE: Reason.NOT_FINITE,
     CHANGED_NO_DATA: Reason.METRIC_WITHOUT_DATA,
 }
 
 cdef uint64_t LAST_NS = MAX_TIME_NS
+cdef uint32_t MAX_QUANTILES = expand.MAX_QUANTILES
 cdef uint8_t F_SUM = HAS_SUM, F_MIN = HAS_MIN, F_MAX = HAS_MAX
 cdef uint8_t F_BAD_SUM = BAD_SUM, F_BAD_MIN = BAD_MIN, F_BAD_MAX = BAD_MAX
 cdef uint64_t MAX_BODY_BYTES = 256 << 20
@@ -194,21 +197,34 @@ cdef class Request:
             self.malformed(fault, "malformed content, or text that is not UTF-8,")
         return 0
 
-    cdef Bytes join(self, Bytes before, const uint8_t* data, uint64_t size):
-        """``before`` with more bytes behind it."""
-        cdef Bytes both
-        joined = before.data[: before.size] + data[:size]
-        self.kept.append(joined)
-        both.data = joined
-        both.size = <uint64_t> len(joined)
-        return both
-
-    cdef int merge(self, Bytes* into, Field* field) except -1:
-        """Merge a singular message that may come more than once."""
+    cdef list merge(self, Bytes* into, Field* field, list pieces, int depth):
+        """Take a singular message that may come more than once: its pieces, where there is more than one, for ``join``.
+        Each has to be whole fields; joined, half a field and its other half would be a field."""
         if into.data == NULL:
             into.data, into.size = field.data, field.size
-        else:
-            into[0] = self.join(into[0], field.data, field.size)
+            return None
+        if pieces is None:
+            self.walk(into.data, into.size, depth)
+            pieces = [into.data[: into.size]]
+        self.walk(field.data, field.size, depth)
+        pieces.append(field.data[: field.size])
+        return pieces
+
+    cdef int walk(self, const uint8_t* data, uint64_t size, int depth) except -1:
+        """Refuse the request if ``data`` is not one field after the other."""
+        cdef Reader r
+        cdef Field field
+        r.at, r.end = data, data + size
+        while self.next(&r, &field, depth):
+            pass
+        return 0
+
+    cdef int join(self, Bytes* into, list pieces) except -1:
+        """The message that came in ``pieces``; all of them are joined at once, however many they are."""
+        if pieces is not None:
+            joined = b"".join(pieces)
+            self.kept.append(joined)
+            into.data, into.size = joined, <uint64_t> len(joined)
         return 0
 
     def read(self):
@@ -240,15 +256,17 @@ cdef class Request:
         cdef Reader r
         cdef Field field
         cdef Bytes resource
+        cdef list pieces = None
         cdef Registry registry = self.registry
         cdef Hash h = self.sender_hash
         resource.data, resource.size = NULL, 0
         r.at, r.end = data, data + size
         while self.next(&r, &field, MAX_DEPTH - 1):
             if field.wire == LEN and field.number == 1:
-                self.merge(&resource, &field)
+                pieces = self.merge(&resource, &field, pieces, MAX_DEPTH - 2)
             elif field.wire == LEN and field.number == 3:
                 self.checked(TEXT, field.data, field.size, MAX_DEPTH - 2)
+        self.join(&resource, pieces)
         self.checked(RESOURCE, resource.data, resource.size, MAX_DEPTH - 2)
         self.resource = resource
         mix(registry.secret, &h, resource.data, resource.size)
@@ -262,15 +280,17 @@ cdef class Request:
         cdef Reader r
         cdef Field field
         cdef Bytes scope
+        cdef list pieces = None
         cdef uint8_t has_scope
         cdef Registry registry = self.registry
         scope.data, scope.size = NULL, 0
         r.at, r.end = data, data + size
         while self.next(&r, &field, MAX_DEPTH - 2):
             if field.wire == LEN and field.number == 1:
-                self.merge(&scope, &field)
+                pieces = self.merge(&scope, &field, pieces, MAX_DEPTH - 3)
             elif field.wire == LEN and field.number == 3:
                 self.checked(TEXT, field.data, field.size, MAX_DEPTH - 3)
+        self.join(&scope, pieces)
         self.checked(SCOPE, scope.data, scope.size, MAX_DEPTH - 3)
         self.scope = scope
         has_scope = self.has_scope = scope.data != NULL
@@ -289,6 +309,7 @@ cdef class Request:
         cdef Field field
         cdef Bytes content
         cdef Header header
+        cdef list pieces = None
         memset(&header, 0, sizeof(Header))
         content.data, content.size = NULL, 0
         r.at, r.end = data, data + size
@@ -304,17 +325,20 @@ cdef class Request:
             elif field.number == 5 or field.number == 7 or 9 <= field.number <= 11:
                 if field.number != header.kind:
                     if content.data != NULL:    # the last of a oneof wins, and what it replaces is still checked
+                        self.join(&content, pieces)
                         self.points(content, header, True)
+                        pieces = None
                     header.kind = field.number
                     content.data, content.size = field.data, field.size
                 else:
-                    self.merge(&content, &field)
+                    pieces = self.merge(&content, &field, pieces, MAX_DEPTH - 4)
             elif field.number == 12:
                 self.checked(KEY_VALUE, field.data, field.size, MAX_DEPTH - 4)
         self.header = header
         if header.kind == 0:
             self.lose(CHANGED_NO_DATA)
             return 0
+        self.join(&content, pieces)
         self.points(content, header, False)
         return 0
 
@@ -343,7 +367,9 @@ cdef class Request:
         while self.next(&r, &field, MAX_DEPTH - 4):
             if field.wire != LEN or field.number != 1:
                 continue
-            if only_check:
+            if only_check and kind == 10:
+                self.exponential_message(field.data, field.size)
+            elif only_check:
                 self.check_point(field.data, field.size)
             elif kind == 5 or kind == 7:
                 self.number_point(field.data, field.size)
@@ -471,6 +497,7 @@ cdef class Request:
         cdef Registry registry = self.registry
         cdef Header header = self.header
         cdef uint32_t first, i
+        self.check_point(attributes.data, attributes.size)    # upb would measure their depth from here, not from the top
         bounds = tuple([as_double(self.rows.bounds[bounds_at + i]) for i in range(bounds_n)])
         temporality = header.temporality if header.temporality <= 2 else 0
         try:
@@ -585,10 +612,39 @@ cdef class Request:
             n_buckets = n_bounds = 0
         if not rising and self.registry.strict:
             return self.lose_point(BAD_BOUNDS, data, size)
+        if n_bounds and (not rising or as_double(rows.bounds[bounds_at + n_bounds - 1]) == INFINITY):
+            n_bounds = self.merged(buckets_at, bounds_at, n_bounds)
+            n_buckets = n_bounds + 1
         self.gather(&point, data, size, 9)
         series = self.series_of(point.attributes, 3, bounds_at, n_bounds, None, data)
         rows.buckets_n = buckets_at + n_buckets
         return self.distribution_row(series, &point, time_ns, n_buckets, 0)
+
+    cdef uint32_t merged(self, uint32_t buckets_at, uint32_t bounds_at, uint32_t n_bounds) except? 0xFFFFFFFF:
+        """Merge the buckets at the end of the rows that would have one ``le``; how many bounds are left."""
+        cdef Rows rows = self.rows
+        cdef uint32_t i
+        cdef double bound
+        bounds, counts = expand.merged_buckets(
+            [as_double(rows.bounds[bounds_at + i]) for i in range(n_bounds)],
+            [rows.buckets[buckets_at + i] for i in range(n_bounds + 1)],
+        )
+        for i in range(<uint32_t> len(bounds)):
+            bound = bounds[i]
+            memcpy(rows.bounds + bounds_at + i, &bound, 8)
+        for i in range(<uint32_t> len(counts)):
+            rows.buckets[buckets_at + i] = counts[i]
+        if <uint32_t> len(bounds) < n_bounds:
+            self.lose(CHANGED_BOUNDS)
+        return <uint32_t> len(bounds)
+
+    cdef object exponential_message(self, const uint8_t* data, uint64_t size):
+        """upb's reading of an ExponentialHistogramDataPoint. Depth is measured from the top, as upb would."""
+        self.check_point(data, size)
+        try:
+            return ExponentialHistogramDataPoint.FromString(data[:size])
+        except DecodeError:
+            self.malformed(data, "an exponential histogram that cannot be read")
 
     cdef int exponential_point(self, const uint8_t* data, uint64_t size) except -1:
         """An ExponentialHistogramDataPoint. Its buckets are spelled out in Python: their bounds move from point to
@@ -608,10 +664,7 @@ cdef class Request:
                 take_attribute(&point, &field, r.at)
             else:
                 take_distribution(&point, &field, 12, 10)
-        try:
-            message = ExponentialHistogramDataPoint.FromString(data[:size])
-        except DecodeError:
-            self.malformed(data, "an exponential histogram that cannot be read")
+        message = self.exponential_message(data, size)
         if self.unusable(&loss):
             return self.lose(loss)
         if point.flags & NO_RECORDED_VALUE and self.registry.strict:
@@ -637,7 +690,7 @@ cdef class Request:
         cdef Field field, part
         cdef Point point
         cdef uint64_t quantile, value
-        cdef uint32_t series
+        cdef uint32_t series, sent = 0, i
         cdef int64_t time_ns = 0
         cdef list quantiles = [], values = []
         cdef int loss = NO_VALUE
@@ -654,8 +707,10 @@ cdef class Request:
                         quantile = part.value
                     elif part.wire == FIXED64 and part.number == 2:
                         value = part.value
-                quantiles.append(as_double(quantile))
-                values.append(value)
+                sent += 1
+                if sent <= MAX_QUANTILES:
+                    quantiles.append(as_double(quantile))
+                    values.append(value)
             else:
                 take_distribution(&point, &field, 0, 8)
         if self.unusable(&loss):
@@ -664,16 +719,22 @@ cdef class Request:
             return self.lose_point(STALE, data, size)
         if not self.time_of(point.time, &time_ns):
             return self.lose_point(TIME_RANGE, data, size)
+        if sent > MAX_QUANTILES:
+            self.lose(CHANGED_BUCKETS)
+            quantiles, values = [], []
         self.gather(&point, data, size, 7)
         point.has = F_SUM    # not optional in a summary
         series = self.series_of(point.attributes, 5, 0, 0, quantiles, data)
         self.distribution_row(series, &point, time_ns, 0, 0)
-        for value in values:
-            series += 1
-            if isfinite(as_double(value)):
-                self.rows.number(series, time_ns, start_of(point.start), value)
-            else:
+        last = {which: i for i, which in enumerate(quantiles)}
+        for i in range(<uint32_t> len(values)):
+            value = values[i]
+            if not isfinite(quantiles[i]) or not isfinite(as_double(value)):
                 self.lose(CHANGED_FINITE)
+            elif last[quantiles[i]] != i:    # one that is there twice: the last counts
+                self.lose(CHANGED_BUCKETS)
+            else:
+                self.rows.number(series + 1 + i, time_ns, start_of(point.start), value)
         return 0
 
     cdef int distribution_row(
