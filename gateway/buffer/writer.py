@@ -9,6 +9,7 @@ Followers read the file themselves, up to ``committed()``.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -97,10 +98,10 @@ class Writer:
         reason = self._full()
         if reason is not None:
             raise Refusal(Reason.DISK_FULL, f"the buffer is full: {reason}", RETRY_AFTER_FULL_S)
-        future: Future[int] = Future()
+        future = _promise()
         with self._work:
             if self._stopping:
-                raise Refusal(Reason.STOPPING, "the gateway is stopping", RETRY_AFTER_S)
+                raise _stopping()
             if self._pending_bytes + len(batch.body) > self._max_pending_bytes and self._pending:
                 raise Refusal(
                     Reason.OVERLOADED,
@@ -122,20 +123,31 @@ class Writer:
             return self._committed
 
     def roll(self) -> Future[int]:
-        """Ask for a new segment now; the future gives its number (the present one's if that is still empty)."""
-        future: Future[int] = Future()
+        """Ask for a new segment now; the future gives its number (the present one's if that is still empty), or raises
+        ``StorageError`` if it could not be begun, ``Refusal`` if the writer stops before."""
+        future = _promise()
         with self._work:
-            self._roll_wanted.append(future)
-            self._work.notify()
+            if self._stopping:
+                future.set_exception(_stopping())
+            else:
+                self._roll_wanted.append(future)
+                self._work.notify()
         return future
 
     def stop(self) -> None:
-        """Write what waits, then end. Later batches are refused."""
+        """Write what waits, then end. Later batches are refused, and all if the writer was never started."""
         with self._work:
             self._stopping = True
             self._work.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+        with self._work:
+            left = [future for _, _, future in self._pending] + self._roll_wanted
+            self._pending.clear()
+            self._roll_wanted.clear()
+            self._pending_bytes = 0
+        for future in left:
+            future.set_exception(_stopping())
         with self._safe:
             self._safe.notify_all()
         if self._descriptor >= 0:
@@ -157,11 +169,8 @@ class Writer:
                 self._fail(group, error)
             except Exception as error:
                 log.exception("event=writer_fault batches=%d", len(group))
-                self._fail(group, error)
-            try:
-                self._roll_if_due()
-            except OSError as error:
-                log.error("event=roll_failed error=%r action=the present segment goes on", str(error))
+                self._fail(group, StorageError(f"a fault of Locum: {error!r}"))
+            self._grant_wishes()
 
     def _take(self) -> list[Item] | None:
         """What to write next; an empty list when only the clock or a wish to roll calls; None at the end."""
@@ -188,12 +197,11 @@ class Writer:
         if not group:
             return
         table = group[0][1]
-        if table is not self._table and self._committed.offset > journal.FILE_HEADER.size:
+        if self._broken or (table is not self._table and not self._is_empty()):
+            self._new_segment(table)
+        elif table is not self._table:
             self._table = table
-            self._new_segment()
-        elif self._broken:
-            self._new_segment()
-        self._table = table
+            table.next_epoch()
         began = time.perf_counter()
         parts: list[journal.Buffer] = []
         offset, number = self._committed.offset, self._next_batch
@@ -205,14 +213,13 @@ class Writer:
             parts += pieces
             offset += size
             number += 1
+        self._next_batch = number  # used up even if this fails: the records may have reached the disk
         journal.write_all(self._descriptor, parts)
         try:
             os.fdatasync(self._descriptor)
         except OSError:
             self._broken = True
-            self._next_batch = number  # what may have reached the disk keeps its numbers
             raise
-        self._next_batch = number
         with self._safe:
             self._committed = Committed(self._committed.segment, offset, number - 1)
             self._safe.notify_all()
@@ -226,6 +233,9 @@ class Writer:
         self._table.next_epoch()
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = Reason.DISK_FULL if full else Reason.STORAGE
+        action = "check the disk" if isinstance(error, OSError) else "report this with its traceback"
+        if full:
+            action = "free disk space, or lower buffer.max_bytes"
         try:
             os.ftruncate(self._descriptor, self._committed.offset)
             os.lseek(self._descriptor, self._committed.offset, os.SEEK_SET)
@@ -237,32 +247,45 @@ class Writer:
             self._committed.segment,
             len(group),
             str(error),
-            "free disk space, or lower buffer.max_bytes" if full else "check the disk",
+            action,
         )
         refusal = Refusal(reason, f"not written: {error}", RETRY_AFTER_FULL_S if full else RETRY_AFTER_S)
         for _, _, future in group:
             future.set_exception(refusal)
 
-    def _roll_if_due(self) -> None:
+    def _grant_wishes(self) -> None:
+        """Begin a new segment where one is due or wished for, and answer the wishes."""
         with self._work:
-            wanted, self._roll_wanted = self._roll_wanted, []
-        empty = self._committed.offset <= journal.FILE_HEADER.size
-        age_s = time.monotonic() - self._opened_at
-        due = self._committed.offset >= self._settings.segment_bytes or age_s >= self._settings.segment_age_s
+            wishes, self._roll_wanted = self._roll_wanted, []
+        failure = ""
         try:
-            if (wanted or due) and not empty:
-                self._new_segment()
+            if (wishes or self._is_due()) and not self._is_empty():
+                self._new_segment(self._table)
         except OSError as error:
-            for future in wanted:
-                future.set_exception(StorageError(f"no new segment could be begun: {error}"))
-            raise
-        for future in wanted:
-            future.set_result(self._committed.segment)
+            failure = str(error)
+            log.error("event=roll_failed error=%r action=the present segment goes on", failure)
+        except Exception as error:
+            failure = f"a fault of Locum: {error!r}"
+            log.exception("event=roll_fault")
+        for wish in wishes:
+            if failure:
+                wish.set_exception(StorageError(f"no new segment could be begun: {failure}"))
+            else:
+                wish.set_result(self._committed.segment)
 
-    def _new_segment(self) -> None:
+    def _is_empty(self) -> bool:
+        return self._committed.offset <= journal.FILE_HEADER.size
+
+    def _is_due(self) -> bool:
+        age_s = time.monotonic() - self._opened_at
+        return self._committed.offset >= self._settings.segment_bytes or age_s >= self._settings.segment_age_s
+
+    def _new_segment(self, table: SeriesTable) -> None:
+        """Begin a segment whose ids are those of ``table``. Raises ``OSError``; then all is as it was."""
         closed = self._committed.segment
         self._open(closed + 1)
-        self._table.next_epoch()
+        self._table = table
+        table.next_epoch()
         self._on_roll(closed, closed + 1)
 
     def _open(self, segment: int) -> None:
@@ -270,7 +293,11 @@ class Writer:
         directory = journal.open_directory(self._data_dir, segment)
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "journal"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o640)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o640)
+        except OSError:
+            _remove_empty(directory)
+            raise
         header = journal.Header(segment, self._next_batch, time.time_ns(), self._gateway_id)
         try:
             journal.write_all(descriptor, [journal.file_header(header)])
@@ -280,6 +307,7 @@ class Writer:
         except OSError:
             os.close(descriptor)
             path.unlink(missing_ok=True)
+            _remove_empty(directory)
             raise
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -289,6 +317,23 @@ class Writer:
         with self._safe:
             self._committed = Committed(segment, journal.FILE_HEADER.size, self._next_batch - 1)
             self._safe.notify_all()
+
+
+def _promise() -> Future[int]:
+    """A future that nobody can cancel: a sender that gives up waiting must not take back what is being written."""
+    future: Future[int] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _stopping() -> Refusal:
+    return Refusal(Reason.STOPPING, "the gateway is stopping", RETRY_AFTER_S)
+
+
+def _remove_empty(directory: Path) -> None:
+    """Leave no segment without a journal behind; what is not empty stays."""
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def sync_directory(path: Path) -> None:
