@@ -52,7 +52,12 @@ class Written:
     @property
     def raw(self) -> bytes:
         parts, size = record_parts(
-            self.batch, self.received_ns, self.signal, self.points, pack_definitions(self.definitions), self.body
+            self.batch,
+            self.received_ns,
+            self.signal,
+            self.points,
+            pack_definitions(self.definitions),
+            self.body,
         )
         raw = b"".join(bytes(part) for part in parts)
         assert len(raw) == size == padded(size)
