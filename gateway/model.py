@@ -106,13 +106,13 @@ class Series:
         digest.update(struct.pack(f"<{len(self.bounds)}d", *self.bounds))
         return int.from_bytes(digest.digest(), "little")
 
-    def pack(self) -> bytes:
+    def pack(self, key: int | None = None) -> bytes:
         """The definition: a fixed header, then head, field, unit, bounds. The head is the beginning of every
-        ``com.guance.Point`` of the series: its measurement and its tags, encoded."""
+        ``com.guance.Point`` of the series: its measurement and its tags, encoded. ``key``, if it is known already."""
         head = point_head(self.measurement, self.tags)
         name, unit = self.field.encode(), self.unit.encode()
         header = _DEFINITION.pack(
-            self.key,
+            self.key if key is None else key,
             self.kind,
             self.temporality,
             self.monotonic,
@@ -339,6 +339,8 @@ def varint(number: int) -> bytes:
 
 def _text(tag: int, text: str) -> bytes:
     raw = text.encode()
+    if len(raw) < 0x80:
+        return bytes((tag, len(raw))) + raw
     return bytes((tag,)) + varint(len(raw)) + raw
 
 

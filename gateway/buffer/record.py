@@ -36,6 +36,8 @@ BAD_SUM, BAD_MIN, BAD_MAX = 8, 16, 32
 """Flags of a distribution row. ``BAD``: one was sent, but it was not finite; it is never sent on, not even as 0."""
 
 COUNTS = struct.Struct("<6I")
+NUMBER_BYTES = 28
+"""Of a row of the numbers in a body."""
 _ENTRY = struct.Struct("<II")
 
 Array = npt.NDArray[Any]
@@ -124,26 +126,36 @@ class _Cursor:
         return column
 
 
+_NO_DISTRIBUTIONS = Distributions(
+    *(np.empty(0, kind) for kind in "<u4 <u1 <u4 <u4 <i8 <i8 <u8 <f8 <f8 <f8 <u8 <f8".split())  # noqa: SIM905
+)
+_NO_EVENTS = Events(np.empty(0, "<u1"), np.empty(0, "<i8"), ())
+
+
 def read_body(body: bytes | memoryview) -> tuple[Numbers, Distributions, Events]:
     """The columns of a body, as views of it (nothing is copied but the events' points)."""
     n, d, n_buckets, n_bounds, e, events_size = COUNTS.unpack_from(body)
     cursor = _Cursor(body, COUNTS.size)
     take = cursor.take
     numbers = Numbers(take("<u4", n), take("<i8", n), take("<i8", n), take("<u8", n))
-    distributions = Distributions(
-        take("<u4", d),
-        take("<u1", d),
-        take("<u4", d),
-        take("<u4", d),
-        take("<i8", d),
-        take("<i8", d),
-        take("<u8", d),
-        take("<f8", d),
-        take("<f8", d),
-        take("<f8", d),
-        take("<u8", n_buckets),
-        take("<f8", n_bounds),
-    )
+    distributions = _NO_DISTRIBUTIONS
+    if d or n_buckets or n_bounds:
+        distributions = Distributions(
+            take("<u4", d),
+            take("<u1", d),
+            take("<u4", d),
+            take("<u4", d),
+            take("<i8", d),
+            take("<i8", d),
+            take("<u8", d),
+            take("<f8", d),
+            take("<f8", d),
+            take("<f8", d),
+            take("<u8", n_buckets),
+            take("<f8", n_bounds),
+        )
+    if not e:
+        return numbers, distributions, _NO_EVENTS
     category, time, sizes = take("<u1", e), take("<i8", e), take("<u4", e)
     raw = bytes(body[cursor.at : cursor.at + events_size])
     ends = np.cumsum(sizes, dtype=np.int64)

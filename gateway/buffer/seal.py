@@ -45,10 +45,10 @@ from gateway.buffer.tables import (
 )
 from gateway.model import CATEGORY_OF, Signal
 
-SLOT_ROWS = 1 << 18
-SLOT_BYTES = 16 << 20
+SLOT_ROWS = 1 << 17
+SLOT_BYTES = 8 << 20
 _DEAL_ROWS = 1 << 17
-SERIES_GROUP = 8192
+SERIES_GROUP = 2048
 """Series a row group: number n of a sealed segment is in row group n // ``SERIES_GROUP``."""
 _BATCHES_AT_ONCE = 32_768
 _EVENTS_AT_ONCE = 8192

@@ -18,14 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gateway.buffer.record import Distributions, Numbers, Record, pack_columns, pack_events
+from gateway.buffer import tables
+from gateway.buffer.record import NUMBER_BYTES, Distributions, Numbers, Record, pack_columns, pack_events
 from gateway.buffer.seal import SERIES_GROUP
 from gateway.buffer.segment import Manifest, Segment
+from gateway.buffer.tables import DISTRIBUTION, NUMBER, join, pick
 from gateway.model import Category, Kind, Series, Signal, Temporality
 
 log = logging.getLogger("locum.buffer")
 
-WINDOW_BYTES = 24 << 20
+WINDOW_BYTES = 16 << 20
 _READ_ROWS = 65_536
 
 Array = npt.NDArray[Any]
@@ -93,20 +95,20 @@ class SealedRecords:
     def _window(self, window: list[_Batch]) -> Iterator[Record]:
         first, last = window[0].number, window[-1].number
         signals = {batch.signal for batch in window}
-        numbers, distributions, events = _Rows(), _Rows(), _Rows()
+        numbers = distributions = events = None
         if Signal.METRICS in signals:
-            numbers = self._rows("numbers", first, last)
-            distributions = self._rows("distributions", first, last)
+            at_most = sum(batch.bytes for batch in window) // NUMBER_BYTES
+            numbers = _NumberRows(self._tables("numbers", first, last), at_most)
+            distributions = _DistributionRows(self._tables("distributions", first, last))
         if signals - {Signal.METRICS}:
-            events = self._rows("events", first, last)
+            events = _EventRows(self._tables("events", first, last))
         for batch in window:
-            if batch.signal is not Signal.METRICS:
-                yield self._record(batch, (), _events_body(events.of(batch.number)))
-                continue
-            own_numbers = _numbers(numbers.of(batch.number))
-            own_distributions = _distributions(distributions.of(batch.number))
-            used = [part.series for part in (own_numbers, own_distributions) if part is not None]
-            yield self._record(batch, self._definitions(used), pack_columns(own_numbers, own_distributions))
+            if numbers is not None and distributions is not None and batch.signal is Signal.METRICS:
+                own, found = numbers.of(batch.number), distributions.of(batch.number)
+                definitions = self._definitions([own.series, found.series])
+                yield self._record(batch, definitions, pack_columns(own, found))
+            elif events is not None:
+                yield self._record(batch, (), pack_events(events.of(batch.number)))
 
     def _record(self, batch: _Batch, definitions: tuple[tuple[int, bytes], ...], body: bytes) -> Record:
         return Record(
@@ -119,13 +121,12 @@ class SealedRecords:
             body,
         )
 
-    def _rows(self, name: str, first: int, last: int) -> _Rows:
-        """The rows of batches ``first`` to ``last``, ordered by batch."""
+    def _tables(self, name: str, first: int, last: int) -> Iterator[pa.Table]:
+        """The rows of batches ``first`` to ``last``, one row group after the other."""
         file = self._files.get(name)
         if file is None:
-            return _Rows()
+            return
         columns = [column for column in file.schema_arrow.names if column in _WANTED[name]]
-        found = []
         for group in range(file.metadata.num_row_groups):
             if not _overlaps(file, group, first, last):
                 continue
@@ -137,13 +138,7 @@ class SealedRecords:
                 continue
             batch = table.column("batch").to_numpy()
             inside = (batch >= first) & (batch <= last)
-            found.append(table if inside.all() else table.filter(pa.array(inside)))
-        if not found:
-            return _Rows()
-        table = pa.concat_tables(found)
-        batch = table.column("batch").to_numpy()
-        order = np.argsort(batch, kind="stable")
-        return _Rows(table.take(pa.array(order)).combine_chunks(), batch[order])
+            yield table if inside.all() else table.filter(pa.array(inside))
 
     def _definitions(self, used: list[Array]) -> tuple[tuple[int, bytes], ...]:
         """Definitions that have not been said, a row group of the series at a time, of all the groups in ``used``."""
@@ -175,18 +170,83 @@ _WANTED = {
 }
 
 
-class _Rows:
-    """Rows ordered by batch, to be taken by batch."""
+class _NumberRows:
+    """Numbers by batch."""
 
-    def __init__(self, table: pa.Table | None = None, batch: Array | None = None) -> None:
-        self._table = table
-        self._batch = batch
+    def __init__(self, found: Iterator[pa.Table], at_most: int) -> None:
+        room, count = np.empty(at_most, NUMBER), 0
+        for table in found:
+            _fill_numbers(room[count : count + table.num_rows], table)
+            count += table.num_rows
+        rows = room[:count]
+        self._rows = rows.take(np.argsort(rows["batch"], kind="stable"))
+        self._batch = np.array(self._rows["batch"])
 
-    def of(self, batch: int) -> pa.Table | None:
-        if self._table is None or self._batch is None:
-            return None
-        begin, end = np.searchsorted(self._batch, [np.uint64(batch), np.uint64(batch + 1)])
-        return self._table.slice(begin, end - begin) if end > begin else None
+    def of(self, batch: int) -> Numbers:
+        begin, end = _range(self._batch, batch)
+        rows = self._rows[begin:end]
+        return Numbers(rows["series"], rows["time"], rows["start"], rows["bits"])
+
+
+class _DistributionRows:
+    """Distributions by batch."""
+
+    def __init__(self, found: Iterator[pa.Table]) -> None:
+        gathered = join([_distribution_rows(table) for table in found])
+        self._all = pick(gathered, np.argsort(gathered.rows["batch"], kind="stable"))
+        self._batch = np.array(self._all.rows["batch"])
+        self._buckets_end = _ends(self._all.rows["n_buckets"])
+        self._bounds_end = _ends(self._all.rows["n_bounds"])
+
+    def of(self, batch: int) -> Distributions:
+        begin, end = _range(self._batch, batch)
+        rows = self._all.rows[begin:end]
+        return Distributions(
+            rows["series"],
+            rows["flags"],
+            rows["n_buckets"],
+            rows["n_bounds"],
+            rows["time"],
+            rows["start"],
+            rows["count"],
+            rows["sum"],
+            rows["min"],
+            rows["max"],
+            self._all.buckets[self._buckets_end[begin] : self._buckets_end[end]],
+            self._all.bounds[self._bounds_end[begin] : self._bounds_end[end]],
+        )
+
+
+class _EventRows:
+    """Events by batch. They lie in their order already."""
+
+    def __init__(self, found: Iterator[pa.Table]) -> None:
+        parts = list(found)
+        self._table = pa.concat_tables(parts) if parts else None
+        self._batch: Array = (
+            np.empty(0, "<u8") if self._table is None else self._table.column("batch").to_numpy()
+        )
+
+    def of(self, batch: int) -> list[tuple[int, int, bytes]]:
+        """Category, time and encoded point of each."""
+        begin, end = _range(self._batch, batch)
+        if self._table is None or begin == end:
+            return []
+        table = self._table.slice(begin, end - begin)
+        columns = (table.column("category"), table.column("time").cast(pa.int64()), table.column("point"))
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        return [(_CATEGORIES[category], time_ns, point) for category, time_ns, point in rows]
+
+
+def _range(ordered: Array, batch: int) -> tuple[int, int]:
+    begin, end = np.searchsorted(ordered, np.array([batch, batch + 1], ordered.dtype)).tolist()
+    return begin, end
+
+
+def _ends(sizes: Array) -> Array:
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
 
 
 def _overlaps(file: pq.ParquetFile, group: int, first: int, last: int) -> bool:
@@ -200,34 +260,28 @@ def _overlaps(file: pq.ParquetFile, group: int, first: int, last: int) -> bool:
     )
 
 
-def _numbers(table: pa.Table | None) -> Numbers | None:
-    if table is None:
-        return None
-    bits = _zeroed(table, "value", pa.float64()).view("<u8") | _zeroed(table, "int_value", pa.int64()).view(
-        "<u8"
-    )
-    return Numbers(table.column("series").to_numpy(), _time(table, "time"), _time(table, "start_time"), bits)
+def _fill_numbers(rows: Array, table: pa.Table) -> None:
+    rows["series"] = table.column("series").to_numpy()
+    rows["batch"] = table.column("batch").to_numpy()
+    rows["time"] = _time(table, "time")
+    rows["start"] = _time(table, "start_time")
+    bits = _zeroed(table, "value", pa.float64()).view("<u8")
+    rows["bits"] = bits | _zeroed(table, "int_value", pa.int64()).view("<u8")
 
 
-def _distributions(table: pa.Table | None) -> Distributions | None:
-    if table is None:
-        return None
+def _distribution_rows(table: pa.Table) -> tables.Distributions:
     buckets = table.column("buckets").combine_chunks()
     bounds = table.column("bounds").combine_chunks()
-    return Distributions(
-        table.column("series").to_numpy(),
-        table.column("flags").to_numpy(),
-        buckets.value_lengths().fill_null(0).to_numpy(False).astype("<u4"),
-        bounds.value_lengths().fill_null(0).to_numpy(False).astype("<u4"),
-        _time(table, "time"),
-        _time(table, "start_time"),
-        table.column("count").to_numpy(),
-        _zeroed(table, "sum", pa.float64()),
-        _zeroed(table, "min", pa.float64()),
-        _zeroed(table, "max", pa.float64()),
-        buckets.flatten().to_numpy(False),
-        bounds.flatten().to_numpy(False),
-    )
+    rows = np.empty(table.num_rows, DISTRIBUTION)
+    for name in ("series", "batch", "count", "flags"):
+        rows[name] = table.column(name).to_numpy()
+    for name in ("sum", "min", "max"):
+        rows[name] = _zeroed(table, name, pa.float64())
+    rows["time"] = _time(table, "time")
+    rows["start"] = _time(table, "start_time")
+    rows["n_buckets"] = buckets.value_lengths().fill_null(0).to_numpy(False)
+    rows["n_bounds"] = bounds.value_lengths().fill_null(0).to_numpy(False)
+    return tables.Distributions(rows, buckets.flatten().to_numpy(False), bounds.flatten().to_numpy(False))
 
 
 def _zeroed(table: pa.Table, name: str, kind: pa.DataType) -> Array:
@@ -241,19 +295,22 @@ def _time(table: pa.Table, name: str) -> Array:
     return column
 
 
-def _events_body(table: pa.Table | None) -> bytes:
-    if table is None:
-        return pack_events(())
-    columns = (table.column("category"), table.column("time").cast(pa.int64()), table.column("point"))
-    rows = zip(*(column.to_pylist() for column in columns), strict=True)
-    return pack_events([(_CATEGORIES[category], time_ns, point) for category, time_ns, point in rows])
-
-
 def _read_definitions(table: pa.Table) -> Iterator[tuple[int, bytes]]:
     """Number and definition of each series of ``table``."""
-    names = ("id", "measurement", "field", "tags", "kind", "unit", "temporality", "monotonic", "bounds")
+    names = (
+        "id",
+        "key",
+        "measurement",
+        "field",
+        "tags",
+        "kind",
+        "unit",
+        "temporality",
+        "monotonic",
+        "bounds",
+    )
     columns = (table.column(name).to_pylist() for name in names)
-    for number, measurement, field, tags, kind, unit, temporality, monotonic, bounds in zip(
+    for number, key, measurement, field, tags, kind, unit, temporality, monotonic, bounds in zip(
         *columns, strict=True
     ):
         series = Series(
@@ -266,4 +323,4 @@ def _read_definitions(table: pa.Table) -> Iterator[tuple[int, bytes]]:
             monotonic,
             tuple(bounds or ()),
         )
-        yield number, series.pack()
+        yield number, series.pack(key)

@@ -228,7 +228,7 @@ class Gathering:
 
     def take_numbers(self) -> Array:
         numbers, self._numbers = self._numbers, []
-        return _joined(numbers, NUMBER)
+        return joined(numbers, NUMBER)
 
     def take_distributions(self) -> Distributions:
         parts, self._distributions = self._distributions, []
@@ -242,13 +242,13 @@ class Gathering:
 
 def join(parts: Sequence[Distributions]) -> Distributions:
     return Distributions(
-        _joined([part.rows for part in parts], DISTRIBUTION),
+        joined([part.rows for part in parts], DISTRIBUTION),
         np.concatenate([*(part.buckets for part in parts), np.empty(0, "<u8")]),
         np.concatenate([*(part.bounds for part in parts), np.empty(0, "<f8")]),
     )
 
 
-def _joined(parts: Sequence[Array], kind: np.dtype[Any]) -> Array:
+def joined(parts: Sequence[Array], kind: np.dtype[Any]) -> Array:
     """One array of records. As plain bytes: NumPy joins those ten times as fast."""
     plain = f"V{kind.itemsize}"
     return np.concatenate([*(part.view(plain) for part in parts), np.empty(0, plain)]).view(kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -331,3 +332,12 @@ def test_a_start_goes_on_with_numbers_that_nobody_has_used(tmp_path: Path) -> No
     assert recovered().next_batch > 4  # the torn record may have been number 3, or what is left of several
     seal.seal(tmp_path, closed)
     assert recovered() == Recovered([], 5, 3)
+
+
+def test_a_data_point_may_be_several_rows(tmp_path: Path) -> None:
+    summary = replace(metrics([Number(0, at, float(at)) for at in range(9)]), points=1)
+    closed = journal(tmp_path, summary)
+    before = told(tmp_path)
+    seal.seal(tmp_path, closed)
+    segment.sealed(closed).journal.unlink()
+    assert told(tmp_path) == before
