@@ -4,7 +4,8 @@ True at all times: a blob is freed when the last table lets go of it, so a sink 
 what it needs after the registry has forgotten the series. All of it happens under the GIL; there is no other lock.
 
 ``epoch`` counts what has to be said again: a series whose ``defined`` is not the present epoch is written into the
-journal before its next row. It rises with every new segment, and when a write failed.
+journal before its next row. It rises with every new segment, and then only: the registry measures by it how long a
+series has not been used, and must not forget one that waits to be written because a write failed.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -143,6 +144,12 @@ cdef class SeriesTable:
     def next_epoch(self):
         """From now on every series has to be defined again before its next row."""
         self.epoch += 1
+
+    def unsay(self):
+        """What was said in this epoch did not reach the journal, or may not have: every series has to be defined again
+        before its next row, but has been used as lately as before."""
+        if self.capacity:
+            memset(self.defined, 0, self.capacity * sizeof(uint32_t))
 
     def undefined(self, bytes body not None):
         """Definitions (``buffer.record``) of the series of ``body`` that the present epoch has not seen; they count as

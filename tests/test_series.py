@@ -116,6 +116,18 @@ def test_a_series_is_said_once_an_epoch() -> None:
     assert said(table, body([0, 1, 2])) == {0: definition("m0"), 1: definition("m1")}
 
 
+def test_what_did_not_reach_the_journal_is_said_again_in_the_same_epoch() -> None:
+    table = SeriesTable()
+    table.unsay()
+    table.define(0, definition("a"))
+    epoch = table.epoch
+    assert said(table, body([0])) == {0: definition("a")}
+    table.unsay()
+    assert said(table, body([0])) == {0: definition("a")}
+    assert table.undefined(body([0])) == b""
+    assert table.epoch == epoch
+
+
 def test_series_are_said_in_the_order_of_their_use_numbers_first() -> None:
     table = SeriesTable()
     for series in range(6):
@@ -185,6 +197,7 @@ STEPS = st.one_of(
     st.tuples(st.just("share"), st.booleans(), IDS, NAMES),
     st.tuples(st.just("forget"), st.booleans()),
     st.tuples(st.just("epoch"), st.booleans()),
+    st.tuples(st.just("unsay"), st.booleans()),
     st.tuples(st.just("say"), st.booleans(), st.lists(IDS, max_size=6), st.lists(IDS, max_size=6)),
 )
 
@@ -222,8 +235,8 @@ def test_two_tables_that_share_behave_like_dictionaries_that_do_not(steps: list[
         elif verb == "forget":
             table.forget()
             expected.__init__()  # type: ignore[misc]
-        elif verb == "epoch":
-            table.next_epoch()
+        elif verb in ("epoch", "unsay"):
+            table.next_epoch() if verb == "epoch" else table.unsay()
             expected.unsaid = set(expected.held)
         else:
             used = dict.fromkeys([*rest[0], *rest[1]])

@@ -230,7 +230,7 @@ class Writer:
 
     def _fail(self, group: list[Item], error: Exception) -> None:
         """Acknowledge nothing of ``group``, and leave the file as it was before."""
-        self._table.next_epoch()
+        self._table.unsay()
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = Reason.DISK_FULL if full else Reason.STORAGE
         action = "check the disk" if isinstance(error, OSError) else "report this with its traceback"

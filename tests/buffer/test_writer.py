@@ -17,14 +17,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberDataPoint, ResourceMetrics, ScopeMetrics
 
 from gateway.buffer import writer as writer_module
 from gateway.buffer.journal import FILE_HEADER, Damage, Entry, journal_path, read_header, scan
 from gateway.buffer.record import Numbers, Record, pack_columns, pack_definitions, pack_events
 from gateway.buffer.writer import Writer
-from gateway.config import BufferSettings
+from gateway.config import BufferSettings, PointSettings
 from gateway.metrics import Meters
 from gateway.model import Batch, Kind, Losses, Reason, Refusal, Series, Signal, StorageError
+from gateway.otlp.registry import Registry
+from gateway.otlp.wire import decode
 from gateway.series import TRANSIENT, SeriesTable
 
 WAIT_S = 10.0
@@ -52,6 +56,15 @@ def metrics(*series: int, value: int = 0, definitions: bytes = b"") -> Batch:
 def logs(value: int, size: int = 8) -> Batch:
     """A batch without series: one event of ``size`` bytes."""
     return Batch(Signal.LOGS, 5, pack_events([(3, value, bytes(size))]), 1, Losses())
+
+
+def gauge(name: str) -> bytes:
+    """A request with one data point."""
+    point = NumberDataPoint(as_int=1, time_unix_nano=1_700_000_000_000_000_000)
+    metric = Metric(name=name, gauge=Gauge(data_points=[point]))
+    return ExportMetricsServiceRequest(
+        resource_metrics=[ResourceMetrics(scope_metrics=[ScopeMetrics(metrics=[metric])])]
+    ).SerializeToString()
 
 
 def value_of(record: Record) -> int:
@@ -441,6 +454,24 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_file_is_never_writt
         (),
     ]
     assert read_header(journal_path(tmp_path, 2)).first_batch == 3
+
+
+def test_a_failed_sync_does_not_forget_the_series_of_the_batches_that_wait(tmp_path: Path, disk: Disk) -> None:
+    """The registry is swept whenever a segment begins; what was used in the epoch before must survive that."""
+    registry = Registry(PointSettings(), 1000)
+    forgotten = []
+    with running(tmp_path, registry.table, on_roll=lambda closed, opened: forgotten.append(registry.sweep())) as writer:
+        disk.hold()
+        disk.failing["fdatasync"] = [errno.EIO]
+        lost = writer.submit(logs(1), registry.table)
+        assert disk.reached.wait(WAIT_S)
+        waiting = writer.submit(decode(registry, gauge("in.the.queue"), None, 5), registry.table)
+        disk.free.set()
+        assert refusal(lost).reason is Reason.STORAGE
+        assert waiting.result(WAIT_S) == 2
+    assert forgotten == [0]
+    (record,) = records(tmp_path, 2)
+    assert [Series.unpack(what).field for _, what in record.definitions] == ["in.the.queue"]
 
 
 def test_after_a_failed_write_the_file_is_as_before_and_definitions_are_written_again(
