@@ -7,6 +7,7 @@ changes the catalog; any thread may take a ``snapshot``.
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Recovered:
 
 
 class Catalog:
-    """See the module. ``recover`` comes first."""
+    """See the module. ``data_dir`` is locked by this process. ``recover`` comes first."""
 
     def __init__(self, data_dir: Path, settings: BufferSettings, meters: Meters) -> None:
         self.data_dir = data_dir
@@ -56,6 +57,9 @@ class Catalog:
         self._sealed: dict[int, tuple[Segment, Manifest]] = {}
         self._indexes: dict[int, Index] = {}
         self._with_journal: set[int] = set()
+        shutil.rmtree(
+            data_dir / "tmp", ignore_errors=True
+        )  # what a question had put on disk when the process ended
         self._connection = sql.connect(data_dir, settings)
 
     def recover(self) -> Recovered:
