@@ -1,35 +1,43 @@
 """OTLP over HTTP: one small ASGI application in front of whatever else a port serves.
 
-The way of a request: token, method, media type, coding, then the body (counted as it comes, inflated as it is
-counted), then ``accept``, then the wait for the disk. Each step may refuse, and every answer, a refusal too, has the
-request's encoding and the CORS headers.
+The way of a request: token, media type, coding, then the body (counted as it comes, inflated as it is counted), then
+``accept``, then the wait for the disk. Each step may refuse, and every answer, a refusal too, has the request's
+encoding and the CORS headers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import hmac
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import parse_qs
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import uvicorn
 import uvloop
 
 from gateway.config import Address, ReceiveSettings
 from gateway.metrics import Meters
-from gateway.model import REFUSALS, ConfigError, Reason, Refusal, Sender, Signal, Wire
+from gateway.model import REFUSALS, ConfigError, Reason, Refusal, Signal, StorageError, Wire
 from gateway.receive import answer
-from gateway.receive.inflate import inflate
+from gateway.receive.connection import Connection
+from gateway.receive.inflate import inflate, inflated_size
 from gateway.receive.intake import Accept
-from gateway.receive.limits import Admission, Budget
+from gateway.receive.limits import COMMIT_TIMEOUT_S, Admission, Budget
+from gateway.receive.listen import bind
+from gateway.receive.request import (
+    Headers,
+    Request,
+    cors_headers,
+    first_headers,
+    preflight_headers,
+    read_head,
+    wire_of,
+)
 
 log = logging.getLogger("locum.receive")
 
@@ -37,26 +45,17 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
+_T = TypeVar("_T")
 
 OTLP_PATHS = {"/v1/metrics": Signal.METRICS, "/v1/traces": Signal.TRACES, "/v1/logs": Signal.LOGS}
-PROFILES_PATHS = ("/v1development/profiles", "/otel/v1/profiles")
+PROFILES_PATHS = ("/v1development/profiles", "/v1/profiles", "/otel/v1/profiles")
 
-_WIRES = {b"application/x-protobuf": Wire.PROTOBUF, b"application/json": Wire.JSON}
-_FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"proxy-client-ip")
 _IN_LOOP_BYTES = 1 << 20
-"""A request of metrics up to this size is understood in the event loop: a thread would cost more than it gains."""
-COMMIT_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is known of a request before its body."""
-
-    signal: Signal
-    wire: Wire
-    gzip: bool
-    sender: Sender
+"""Metrics up to this size are understood in the event loop: a thread would cost more than it gains."""
+_SLOWEST_BYTES_A_S = 64 << 10
+"""A body has ``read_timeout_s`` and what it needs at this rate."""
+_LINGER_S = 2.0
+"""How long a refused sender may go on sending before it is hung up on: it reads the answer only when it has sent."""
 
 
 class OtlpApp:
@@ -84,194 +83,182 @@ class OtlpApp:
             await self._otherwise(scope, receive, send)
             return
         signal = self._paths.get(scope["path"])
-        if signal is not None:
-            await self._serve(signal, scope, receive, send)
-        elif scope["path"] in PROFILES_PATHS:
-            wire = _wire(dict(scope["headers"])) or Wire.PROTOBUF
-            refusal = Refusal(Reason.UNSUPPORTED_ENCODING, "profiles are not implemented")
-            await self._answer(send, 404, wire, answer.status_body(refusal, wire), dict(scope["headers"]))
-        else:
+        if signal is None and scope["path"] not in PROFILES_PATHS:
             await self._otherwise(scope, receive, send)
-
-    async def _serve(self, signal: Signal, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+            return
+        headers = first_headers(scope["headers"])
         if scope["method"] == "OPTIONS":
-            await self._preflight(send, headers)
-            return
-        wire = _wire(headers) or Wire.JSON
-        if scope["method"] != "POST":
-            body = answer.status_body(Refusal(Reason.BAD_DATA, f"{scope['method']}: only POST is served here"), wire)
-            await self._answer(send, 405, wire, body, headers, [(b"allow", b"POST, OPTIONS")])
-            return
+            await _preflight(send, preflight_headers(self._settings.cors_origins, headers))
+        elif scope["method"] != "POST":
+            await self._say_no(send, 405, f"{scope['method']}: only POST is served here", headers)
+        elif signal is None:
+            await self._say_no(send, 404, "profiles are not implemented", headers)
+        else:
+            await self._serve(signal, scope, headers, _Body(receive), send)
+
+    async def _serve(
+        self, signal: Signal, scope: Scope, headers: Mapping[bytes, bytes], body: _Body, send: Send
+    ) -> None:
         try:
             with self._budget.admit() as admission:
-                request = self._head(signal, scope, headers)
-                raw = await self._body(receive, headers, admission)
+                request = read_head(signal, scope, headers, self._settings.token)
+                raw = await body.read(request, self._settings, admission)
                 began = time.perf_counter()
-                body = await self._understand(request, raw, admission)
+                answered = await self._understand(request, raw, admission)
         except Refusal as refusal:
-            await self._refuse(send, wire, refusal, headers)
+            await self._refuse(send, refusal, headers, body)
+            return
+        except asyncio.CancelledError:
+            await self._refuse(send, Refusal(Reason.STOPPING, "the gateway is stopping", 1.0), headers, body)
             return
         self._requests[signal].inc()
         self._answer_s.observe(time.perf_counter() - began)
-        await self._answer(send, 200, request.wire, body, headers)
-
-    def _head(self, signal: Signal, scope: Scope, headers: Mapping[bytes, bytes]) -> Request:
-        """Check everything that can be checked before the body."""
-        self._authenticate(scope, headers)
-        wire = _wire(headers)
-        if wire is None:
-            told = headers.get(b"content-type", b"").decode("latin-1")[:100]
-            raise Refusal(
-                Reason.UNSUPPORTED_MEDIA,
-                f"Content-Type {told!r}: send application/x-protobuf or application/json",
-            )
-        coding = headers.get(b"content-encoding", b"identity").strip().lower()
-        if coding not in (b"gzip", b"identity", b""):
-            told = coding.decode("latin-1")[:100]
-            raise Refusal(Reason.UNSUPPORTED_ENCODING, f"Content-Encoding {told!r}: send gzip or none")
-        return Request(signal, wire, coding == b"gzip", Sender(remote_address(scope, headers), "http"))
-
-    def _authenticate(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        token = self._settings.token
-        if token is not None and not token_matches(token, headers, scope["query_string"]):
-            raise Refusal(Reason.UNAUTHENTICATED, "the header 'Authorization: Bearer TOKEN' is missing or wrong")
-
-    async def _body(self, receive: Receive, headers: Mapping[bytes, bytes], admission: Admission) -> bytes:
-        """The body as it was sent. Raises ``Refusal`` as soon as it is too large, too slow, or given up."""
-        limit = self._settings.max_request_bytes
-        announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > limit:
-            raise Refusal(Reason.TOO_LARGE, f"{int(announced)} bytes announced, {limit} are taken; send less a request")
-        parts: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self._settings.read_timeout_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refusal(Reason.BAD_DATA, "the sender went away in the middle of the body")
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size > limit:
-                        raise Refusal(Reason.TOO_LARGE, f"more than {limit} bytes; send less a request")
-                    admission.take(len(part))
-                    parts.append(part)
-                    if not message.get("more_body"):
-                        break
-        except TimeoutError:
-            raise Refusal(
-                Reason.READ_TIMEOUT, f"the body did not arrive within {self._settings.read_timeout_s:.0f} s"
-            ) from None
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        await self._answer(send, 200, request.wire, answered, headers)
 
     async def _understand(self, request: Request, raw: bytes, admission: Admission) -> bytes:
         """The body of the answer, once everything is on disk."""
-
-        def understand() -> Any:
-            body = raw
-            if request.gzip:
-                body = inflate(raw, self._settings.max_request_bytes, admission.take)
-            return self._accept(request.signal, request.wire, body, request.sender)
-
-        if request.signal is Signal.METRICS and request.wire is Wire.PROTOBUF and len(raw) <= _IN_LOOP_BYTES:
-            ticket = understand()
+        body = await self._inflated(raw, admission) if request.gzip else raw
+        if request.signal is Signal.METRICS and request.wire is Wire.PROTOBUF and len(body) <= _IN_LOOP_BYTES:
+            ticket = self._accept(request.signal, request.wire, body, request.sender)
         else:
-            ticket = await asyncio.get_running_loop().run_in_executor(self._pool, understand)
+            ticket = await self._in_thread(lambda: self._accept(request.signal, request.wire, body, request.sender))
         if not ticket.done.done():
-            try:
-                async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                    await asyncio.wrap_future(ticket.done)
-            except TimeoutError:
-                raise Refusal(Reason.OVERLOADED, "the disk did not take it in time", 1.0) from None
+            await _resolved(ticket.done)
         ticket.done.result()
         return answer.success(ticket, request.signal, request.wire)
 
-    async def _refuse(self, send: Send, wire: Wire, refusal: Refusal, headers: Mapping[bytes, bytes]) -> None:
+    async def _inflated(self, raw: bytes, admission: Admission) -> bytes:
+        limit = self._settings.max_request_bytes
+        if inflated_size(raw) <= _IN_LOOP_BYTES < limit:
+            try:
+                return inflate(raw, _IN_LOOP_BYTES, admission.take)
+            except Refusal as refusal:
+                # more than it says: several members, or a lie
+                if refusal.reason is not Reason.TOO_LARGE:
+                    raise
+        return await self._in_thread(lambda: inflate(raw, limit, admission.take))
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def _refuse(self, send: Send, refusal: Refusal, headers: Mapping[bytes, bytes], body: _Body) -> None:
         self._meters.refused.labels(refusal.reason, "http").inc()
+        rule = REFUSALS[refusal.reason]
         extra: Headers = []
-        if REFUSALS[refusal.reason].retryable:
+        if rule.retryable:
             extra.append((b"retry-after", str(max(1, round(refusal.retry_after_s or 1.0))).encode()))
         if refusal.reason is Reason.UNSUPPORTED_ENCODING:
             extra.append((b"accept-encoding", b"gzip"))
         if refusal.reason is Reason.UNAUTHENTICATED:
             extra.append((b"www-authenticate", b"Bearer"))
-        if refusal.reason in (Reason.TOO_LARGE, Reason.READ_TIMEOUT, Reason.UNAUTHENTICATED, Reason.OVERLOADED):
-            extra.append((b"connection", b"close"))  # the rest of the body may still be on its way
-        status = REFUSALS[refusal.reason].http
-        await self._answer(send, status, wire, answer.status_body(refusal, wire), headers, extra)
+        if not body.complete:
+            extra.append((b"connection", b"close"))
+        wire = wire_of(headers) or Wire.JSON
+        await self._answer(send, rule.http, wire, answer.status_body(refusal, wire), headers, extra, body)
+
+    async def _say_no(self, send: Send, status: int, message: str, headers: Mapping[bytes, bytes]) -> None:
+        """For what is no OTLP request at all."""
+        wire = wire_of(headers) or Wire.JSON
+        body = answer.status_body(Refusal(Reason.UNSUPPORTED_ENCODING, message), wire)
+        await self._answer(send, status, wire, body, headers, [(b"allow", b"POST, OPTIONS")] if status == 405 else [])
 
     async def _answer(
         self,
         send: Send,
         status: int,
         wire: Wire,
-        body: bytes,
+        content: bytes,
         headers: Mapping[bytes, bytes],
         extra: Headers | None = None,
+        body: _Body | None = None,
     ) -> None:
         answered: Headers = [
             (b"content-type", wire.value.encode()),
-            (b"content-length", str(len(body)).encode()),
+            (b"content-length", str(len(content)).encode()),
             *(extra or ()),
-            *self._cors(headers),
+            *cors_headers(self._settings.cors_origins, headers),
         ]
         await send({"type": "http.response.start", "status": status, "headers": answered})
-        await send({"type": "http.response.body", "body": body})
-
-    def _cors(self, headers: Mapping[bytes, bytes]) -> Headers:
-        """For senders in a browser; others do not say where they come from."""
-        origin = headers.get(b"origin")
-        allowed = self._settings.cors_origins
-        if origin is None:
-            return []
-        if "*" in allowed:
-            return [(b"access-control-allow-origin", b"*")]
-        if origin.decode("latin-1") in allowed:
-            return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-        return []
-
-    async def _preflight(self, send: Send, headers: Mapping[bytes, bytes]) -> None:
-        wanted = headers.get(b"access-control-request-headers", b"content-type, content-encoding, authorization")
-        answered = [
-            *self._cors(headers),
-            (b"access-control-allow-methods", b"POST, OPTIONS"),
-            (b"access-control-allow-headers", wanted),
-            (b"access-control-max-age", b"7200"),
-        ]
-        if headers.get(b"access-control-request-private-network") == b"true":
-            answered.append((b"access-control-allow-private-network", b"true"))
-        await send({"type": "http.response.start", "status": 204, "headers": answered})
-        await send({"type": "http.response.body", "body": b""})
+        if body is not None and not body.complete:
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+            await body.discard()
+            content = b""
+        await send({"type": "http.response.body", "body": content})
 
 
-def _wire(headers: Mapping[bytes, bytes]) -> Wire | None:
-    media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return _WIRES.get(media)
+class _Body:
+    """The body of one request, as it comes. ``complete`` once the last byte is here."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.complete = False
+
+    async def read(self, request: Request, settings: ReceiveSettings, admission: Admission) -> bytes:
+        """All of it, as it was sent. Raises ``Refusal`` as soon as it is too large, too slow, or given up."""
+        limit, announced = settings.max_request_bytes, request.announced_bytes
+        if announced is not None and announced > limit:
+            raise Refusal(Reason.TOO_LARGE, f"{announced} bytes announced, {limit} are taken; send less a request")
+        parts: list[bytes] = []
+        size = 0
+        loop = asyncio.get_running_loop()
+        until = loop.time() + settings.read_timeout_s
+        try:
+            async with asyncio.timeout_at(until) as patience:
+                while not self.complete:
+                    part = await self._next()
+                    size += len(part)
+                    if size > limit:
+                        raise Refusal(Reason.TOO_LARGE, f"more than {limit} bytes; send less a request")
+                    admission.take(len(part))
+                    parts.append(part)
+                    patience.reschedule(until + size / _SLOWEST_BYTES_A_S)
+        except TimeoutError:
+            raise Refusal(Reason.READ_TIMEOUT, f"the body stopped after {size} bytes, or comes too slowly") from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def discard(self) -> None:
+        """Let a refused sender finish, for a while: with bytes of his on the way, hanging up takes the answer from
+        him."""
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while not self.complete:
+                    await self._next()
+        except (TimeoutError, Refusal):
+            pass
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.complete = True
+            raise Refusal(Reason.BAD_DATA, "the sender went away in the middle of the body")
+        self.complete = not message.get("more_body")
+        return bytes(message.get("body", b""))
 
 
-def token_matches(token: str, headers: Mapping[bytes, bytes], query: bytes) -> bool:
-    """Whether a request carries the token: ``Authorization: Bearer`` or, as Dataway has it, ``?token=``."""
-    told = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-    if not told and b"token=" in query:
-        told = parse_qs(query).get(b"token", [b""])[0]
-    return hmac.compare_digest(told, token.encode())
+async def _resolved(done: Future[int]) -> None:
+    """Wait for a batch's commit without taking it back when the wait ends early. Raises ``Refusal`` (OVERLOADED)."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def resolved(_: Future[int]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake)
+
+    done.add_done_callback(resolved)
+    try:
+        async with asyncio.timeout(COMMIT_TIMEOUT_S):
+            await waiter
+    except TimeoutError:
+        raise Refusal(Reason.OVERLOADED, "the disk did not take it in time", 1.0) from None
 
 
-def remote_address(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-    """Who sent it, as DataKit finds it: the first forwarded entry that is ``host:port`` (a bare address is passed
-    over: golden h_xff, h_xff_port), else the peer."""
-    for name in _FORWARDED:
-        told = headers.get(name)
-        if told is None:
-            continue
-        for entry in told.decode("latin-1").split(","):
-            host, colon, port = entry.strip().rpartition(":")
-            bare = host.startswith("[") or ":" not in host
-            if colon and host and bare and port.isdigit():
-                return host.strip("[]")
-    peer = scope.get("client")
-    return str(peer[0]) if peer else ""
+async def _preflight(send: Send, headers: Headers) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
@@ -284,96 +271,100 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class HttpServers:
-    """The HTTP ports: uvicorn servers on one event loop in one thread."""
+    """The HTTP ports: uvicorn servers on one event loop in one thread. ``headers`` go into every answer."""
 
-    def __init__(self, settings: ReceiveSettings) -> None:
+    def __init__(self, settings: ReceiveSettings, headers: tuple[tuple[str, str], ...] = ()) -> None:
         self._settings = settings
+        self._headers = list(headers)
         self._servers: list[uvicorn.Server] = []
         self._sockets: list[list[socket.socket]] = []
         self._thread: threading.Thread | None = None
 
     def listen(self, name: str, addresses: tuple[Address, ...], app: App) -> list[Address]:
         """Bind the addresses for ``app``; the addresses with their real ports. Raises ``ConfigError``."""
-        sockets = [bound for address in addresses if (bound := _bind(name, address)) is not None]
-        if sockets:
-            self._servers.append(uvicorn.Server(self._config(app)))
-            self._sockets.append(sockets)
+        config = self._config(app)
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"receive.tls_cert, receive.tls_key: cannot be used ({error})") from None
+        sockets: list[socket.socket] = []
+        self._sockets.append(sockets)
+        self._servers.append(uvicorn.Server(config))
+        for address in addresses:
+            bound = bind(name, address)
+            if bound is not None:
+                bound.listen(config.backlog)
+                sockets.append(bound)
         return [Address(*bound.getsockname()[:2]) for bound in sockets]
 
     def start(self) -> None:
-        """Serve. Returns when every server takes requests."""
+        """Serve. Returns when every server takes requests. Raises ``StorageError`` when one does not start."""
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="http", daemon=True)
         self._thread.start()
         ready.wait(30.0)
+        if not all(server.started for server in self._servers):
+            raise StorageError("the HTTP ports could not be served; the log has the cause")
 
     def stop(self, deadline_s: float) -> None:
-        """Take no new connections, end what runs, within the deadline."""
+        """Take no new connections, end what runs, within the deadline. Without ``start``, let the addresses go."""
+        if self._thread is None:
+            for bound in (bound for sockets in self._sockets for bound in sockets):
+                bound.close()
+            return
         for server in self._servers:
+            server.config.timeout_graceful_shutdown = deadline_s
             server.should_exit = True
-        if self._thread is not None:
-            self._thread.join(deadline_s)
-            for server in self._servers:
-                server.force_exit = True
-            self._thread.join(1.0)
+        self._thread.join(deadline_s + 1.0)
+        for server in self._servers:
+            server.force_exit = True
+        self._thread.join(1.0)
 
     def _config(self, app: App) -> uvicorn.Config:
         tls = self._settings
         return uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
+            ws="none",
             lifespan="off",
             log_config=None,
+            log_level=logging.ERROR,
             access_log=False,
             server_header=False,
+            headers=self._headers,
             proxy_headers=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
             backlog=2048,
             ssl_certfile=str(tls.tls_cert) if tls.tls_cert else None,
             ssl_keyfile=str(tls.tls_key) if tls.tls_key else None,
         )
 
     def _run(self, ready: threading.Event) -> None:
-        async def serve() -> None:
-            tasks = [
-                asyncio.create_task(server.serve(sockets))
-                for server, sockets in zip(self._servers, self._sockets, strict=True)
-            ]
-            while not all(server.started for server in self._servers) and not any(task.done() for task in tasks):
-                await asyncio.sleep(0.005)
-            ready.set()
-            await asyncio.gather(*tasks)
-
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve())
+                runner.run(self._serve(ready))
         except Exception:
             log.exception("event=http_servers_ended action=restart the gateway")
         finally:
             ready.set()
 
+    async def _serve(self, ready: threading.Event) -> None:
+        tasks = [
+            asyncio.create_task(server.serve(sockets))
+            for server, sockets in zip(self._servers, self._sockets, strict=True)
+        ]
+        while not all(server.started for server in self._servers) and not any(task.done() for task in tasks):
+            await asyncio.sleep(0.005)
+        ready.set()
+        silence = asyncio.create_task(self._hang_up_on_the_silent())
+        await asyncio.gather(*tasks)
+        silence.cancel()
 
-def _bind(name: str, address: Address) -> socket.socket | None:
-    """A listening socket, or None for ``::1`` where the host has no IPv6."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        bound = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:
-        return None
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    try:
-        bound.bind((address.host, address.port))
-    except OSError as error:
-        bound.close()
-        if address.host == "::1" and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            log.info("event=no_ipv6 address=%s action=only IPv4 is served", address)
-            return None
-        raise ConfigError(
-            f"receive.{name}: {address} cannot be listened on ({error.strerror}); "
-            "is another gateway or DataKit running? choose another port or stop it"
-        ) from None
-    bound.setblocking(False)
-    return bound
+    async def _hang_up_on_the_silent(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self._settings.read_timeout_s))
+            for server in self._servers:
+                for connection in list(server.server_state.connections):
+                    if isinstance(connection, Connection):
+                        connection.close_if_silent(loop.time() - self._settings.read_timeout_s)

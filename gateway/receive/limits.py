@@ -7,6 +7,8 @@ import threading
 from gateway.model import Reason, Refusal
 
 RETRY_AFTER_S = 1.0
+COMMIT_TIMEOUT_S = 60.0
+"""How long a request waits for the disk before its sender is told to try again."""
 
 
 class Budget:

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.metrics import Meters
 from gateway.model import ConfigError
-from gateway.receive.http import token_matches
+from gateway.receive.request import token_matches
 
 
 class Service(Protocol):
