@@ -21,7 +21,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
-from gateway import config_files
+from gateway import config_files, heap
 from gateway.buffer import question, segment
 from gateway.buffer.catalog import Catalog
 from gateway.buffer.indexer import Indexer
@@ -290,7 +290,9 @@ class Gateway:
         return follow(self._settings.data_dir, self._writer, after_batch, signal_wanted)
 
     def _on_roll(self, closed: int, opened: int) -> None:
-        forgotten = self._intake.generation.registry.sweep()
+        # a batch that still waits needs its series; there is another roll
+        waiting = self._writer.pending_bytes > 0
+        forgotten = 0 if waiting else self._intake.generation.registry.sweep()
         log.info("event=segment_closed segment=%d next=%d series_forgotten=%d", closed, opened, forgotten)
 
     def _full(self) -> str | None:
@@ -333,6 +335,7 @@ def gateway_id(data_dir: Path) -> str:
 def run(conf_dir: Path, data_dir: Path, log_level: str, environ: Mapping[str, str] = os.environ) -> None:
     """Run until SIGTERM or Ctrl-C; print one line when ready. Raises ``ConfigError``, ``StorageError``."""
     _log_to_stderr(log_level)
+    heap.keep_buffers()
 
     def load() -> Settings:
         return config_files.load(conf_dir, data_dir, environ)

@@ -26,7 +26,8 @@ from gateway.model import Category, LocumError
 log = logging.getLogger("locum.forward")
 
 WINDOW_BYTES = 8 << 20
-_POLL_S = 0.5
+_POLL_S = 0.1
+"""How often a lane looks for records: it is woken by no one, so that commits need not wake every lane."""
 _RETRY_S = 5.0
 
 
@@ -181,9 +182,7 @@ class Lane:
             )
         self._outlet.resume(window.note)
         while True:
-            record = follower.next(_POLL_S)
-            if self._stop.is_set():
-                raise Stopped
+            record = self._next(follower, _POLL_S)
             if record is None:
                 continue
             if record.batch > window.last:  # the rest of the window is no longer in the buffer
@@ -198,14 +197,10 @@ class Lane:
 
     def _next_window(self, follower: Follower) -> None:
         """Wait for records, take what belongs together, send it."""
-        record = follower.next(_POLL_S)
-        while record is None:
-            if self._stop.is_set():
-                raise Stopped
+        while (record := self._next(follower, _POLL_S)) is None:
             self._oldest_ns = 0
             # batches of other categories are none of this lane's, and done with
             self._cursor = Cursor(max(self._cursor.delivered, follower.position))
-            record = follower.next(_POLL_S)
         self._take(record)
         self._gather(follower, record.batch)
 
@@ -214,17 +209,25 @@ class Lane:
         up to the size of a window."""
         last = first
         due = time.monotonic() + self._flush_interval_s
-        while self._encoder.pending_bytes < WINDOW_BYTES and not self._stop.is_set():
-            record = follower.next(max(0.0, min(_POLL_S, due - time.monotonic())))
+        while self._encoder.pending_bytes < WINDOW_BYTES:
+            left_s = due - time.monotonic()
+            record = self._next(follower, max(0.0, min(_POLL_S, left_s)))
             if record is not None:
                 self._take(record)
                 last = record.batch
-            elif time.monotonic() >= due:
+            elif left_s <= 0:
                 break
         window = Window(first, last, self._look, self._outlet.open())
         self._cursor = Cursor(self._cursor.delivered, window)
         cursor.write(self._path, self._cursor)
         self._send(window)
+
+    def _next(self, follower: Follower, wait_s: float) -> Record | None:
+        """The next record, or None after a wait of ``wait_s``. Raises ``Stopped``."""
+        record = follower.next(0.0)
+        if record is None and self._stop.wait(wait_s):
+            raise Stopped
+        return record
 
     def _take(self, record: Record) -> None:
         if record.segment != self._segment:
