@@ -240,6 +240,19 @@ def test_an_index_that_is_hit_while_it_is_used_is_made_anew(tmp_path: Path, what
         assert rows(buffer, "SELECT count(*), count(DISTINCT time) FROM samples") == [(2000, 2000)]
 
 
+def test_an_index_that_duckdb_can_use_no_more_is_made_anew(tmp_path: Path) -> None:
+    with running(tmp_path, KNOWN) as buffer:
+        buffer.put(metrics([Number(0, T0, 1.0)]))
+        assert rows(buffer, "SELECT count(*) FROM samples") == [(1,)]
+        buffer.catalog.snapshot().cursor.execute("DROP TABLE s1.numbers")
+        buffer.put(metrics([Number(0, T0, 2.0)]))
+        assert rows(buffer, "SELECT value FROM samples ORDER BY 1") == [(1.0,), (2.0,)]
+        assert buffer.meters.quarantined.labels("index")._value.get() == 1
+        buffer.roll()
+        buffer.sealed(1)
+        assert rows(buffer, "SELECT value FROM samples ORDER BY 1") == [(1.0,), (2.0,)]
+
+
 def test_what_a_crash_left_open_is_there_after_the_start_whatever_lies_beside_it(tmp_path: Path) -> None:
     with running(tmp_path, KNOWN) as buffer:
         buffer.put(metrics([Number(0, T0, 1.0)]))

@@ -6,8 +6,11 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from gateway.buffer import seal, segment
 from gateway.buffer.reader import Follower, follow
-from gateway.buffer.segment import segments
+from gateway.buffer.segment import Segment, segments
 from gateway.config import BufferSettings
 from gateway.model import Kind, Signal
 from tests.buffer.made import Number, Reading, Running, events, metrics, running, series, span, wait_for
@@ -167,3 +170,24 @@ def test_without_a_writer_a_follower_ends_where_the_files_end(tmp_path: Path) ->
     while (record := follower.next(0)) is not None:
         found.append(record.batch)
     assert found == list(range(1, 51))
+
+
+def test_a_segment_that_is_sealed_between_being_found_and_being_opened_is_read_in_its_new_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, KNOWN) as buffer:
+        buffer.put(metrics([Number(0, 1, 1)]), metrics([Number(1, 2, 2)]))
+    found = segments(tmp_path)
+
+    def found_before_it_was_sealed(data_dir: Path) -> list[Segment]:
+        monkeypatch.undo()
+        manifest = seal.seal(data_dir, found[0])
+        assert manifest is not None
+        seal.tidy(segment.sealed(found[0]), manifest, lambda first, last: False)
+        return found
+
+    monkeypatch.setattr(segment, "segments", found_before_it_was_sealed)
+    listener = Listener(follow(tmp_path, None, 0), 2)
+    listener.run()
+    assert listener.error is None
+    assert listener.batches == [1, 2]
