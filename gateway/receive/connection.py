@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 64 << 10
 
 
-class Connection(HttpToolsProtocol):  # type: ignore[misc]
+class Connection(HttpToolsProtocol):
     """``head_since`` is the loop's time at which a head began to be waited for; None while none is awaited."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -313,7 +313,7 @@ class HttpServers:
                 bound.close()
             return
         for server in self._servers:
-            server.config.timeout_graceful_shutdown = deadline_s
+            server.config.timeout_graceful_shutdown = max(1, int(deadline_s))
             server.should_exit = True
         self._thread.join(deadline_s + 1.0)
         for server in self._servers:

@@ -45,7 +45,7 @@ def inflate(data: bytes, limit_bytes: int, take: Callable[[int], None]) -> bytes
         given = len(waiting)
         try:
             part = stream.decompress(waiting, _OUT_BYTES)
-        except isal_zlib.IsalError as error:
+        except isal_zlib.error as error:  # type: ignore[misc]  # the stub has it wrong
             raise Refusal(Reason.BAD_DATA, f"gzip: {error}") from None
         waiting = stream.unused_data if stream.eof else stream.unconsumed_tail
         if not part and not stream.eof and len(waiting) == given:

@@ -27,7 +27,8 @@ def bind(name: str, address: Address) -> socket.socket | None:
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
         if address.host == "::1" and error.errno in (*_NO_IPV6, socket.EAI_ADDRFAMILY):
-            return _no_ipv6(address)
+            _tell_of_no_ipv6(address)
+            return None
         raise _cannot(name, address, error) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,12 +39,13 @@ def bind(name: str, address: Address) -> socket.socket | None:
     except OSError as error:
         bound.close()
         if address.host == "::1" and error.errno in _NO_IPV6:
-            return _no_ipv6(address)
+            _tell_of_no_ipv6(address)
+            return None
         raise _cannot(name, address, error) from None
     return bound
 
 
-def _no_ipv6(address: Address) -> None:
+def _tell_of_no_ipv6(address: Address) -> None:
     log.info("event=no_ipv6 address=%s action=only IPv4 is served", address)
 
 
