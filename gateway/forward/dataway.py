@@ -9,8 +9,8 @@ delivered. Nothing expires, and no time is rewritten.
 from __future__ import annotations
 
 import email.utils
+import http.client
 import logging
-import os
 import random
 import threading
 import time
@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
-import urllib3
 from isal import isal_zlib
 
 from gateway.config import DatawaySettings, mask
+from gateway.forward.connections import ConnectionPool
 from gateway.forward.dead_letters import DeadLetters
 from gateway.forward.package import as_lines, halves
 from gateway.forward.sink import Package, Stopped, package_id
@@ -34,7 +33,8 @@ from gateway.model import Category
 log = logging.getLogger("locum.forward")
 
 FIRST_DELAY_S, MAX_DELAY_S, MAX_QUOTA_DELAY_S, MAX_RETRY_AFTER_S = 1.0, 60.0, 300.0, 900.0
-_REPLY_BYTES = 64 << 10
+FAR_S = 0.005
+"""A reply that takes longer than this is worth sending several bodies at once."""
 _LOG_EVERY_S = 30.0
 
 PROTOBUF = "application/protobuf; proto=com.guance.Point"
@@ -116,12 +116,21 @@ class Dataway:
             "Referer": "DataKit",
             "Content-Type": PROTOBUF if settings.encoding == "protobuf" else LINE_PROTOCOL,
         }
+        # line protocol is made of a body just before it is sent, so only protobuf can be packed ahead
+        self._compresses = settings.gzip and settings.encoding == "protobuf"
         if settings.gzip:
             self._headers["Content-Encoding"] = "gzip"
-        self._http = _pool(settings)
+        self._connections = ConnectionPool(settings)
         self._workers = ThreadPoolExecutor(settings.connections, thread_name_prefix=f"{name}-{category.path}")
+        self._is_far = False
         self._trouble: str | None = None
         self._logged_at = 0.0
+
+    def pack(self, raw: bytes) -> bytes:
+        return isal_zlib.compress(raw, 1, wbits=31) if self._compresses else raw
+
+    def _raw(self, package: Package) -> bytes:
+        return isal_zlib.decompress(package.body, wbits=31) if self._compresses else package.body
 
     def open(self) -> dict[str, Any]:
         return {}
@@ -134,29 +143,27 @@ class Dataway:
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
-        self._http.clear()
+        self._connections.close()
 
     def deliver(self, packages: list[Package], oversized: list[Package], stop: threading.Event) -> None:
         for package in oversized:
-            reason = f"a point of {len(package.raw)} bytes, {self._settings.max_body_bytes} are allowed"
+            reason = f"a point of {len(self._raw(package))} bytes, {self._settings.max_body_bytes} are allowed"
             self._lay_aside(package, reason, Reply(Answer.SPLIT, "too large"))
-        if len(packages) == 1:
-            self._see_through(packages[0], stop)
-        else:
+        # several at once only where the way is long: near by, threads cost more than they gain
+        if self._is_far and len(packages) > 1:
             for _ in self._workers.map(lambda package: self._see_through(package, stop), packages):
                 pass
+        else:
+            for package in packages:
+                self._see_through(package, stop)
 
     def _see_through(self, package: Package, stop: threading.Event) -> None:
         """Return when every point of a package is delivered or laid aside. Raises ``Stopped``."""
-        raw = package.raw
+        body = package.body
         if self._settings.encoding == "line_protocol":
-            raw, unwritable = as_lines(package.raw, self._category)
-            for at, point in enumerate(unwritable):
-                alone = Package(package_id(package.id, f"unwritable-{at}"), point, 1)
-                self._lay_aside(alone, "line protocol has no way to write it", Reply(Answer.SPLIT, "unwritable"))
-            if not raw:
+            body = self._lines(package)
+            if not body:
                 return
-        body = isal_zlib.compress(raw, 1, wbits=31) if self._settings.gzip else raw
         attempt = 0
         while True:
             if stop.is_set():
@@ -175,17 +182,25 @@ class Dataway:
             if stop.wait(delay_s(reply, attempt)):
                 raise Stopped
 
+    def _lines(self, package: Package) -> bytes:
+        """A package as line protocol; points that cannot be written so are laid aside."""
+        lines, unwritable = as_lines(package.body, self._category)
+        for at, point in enumerate(unwritable):
+            alone = Package(package_id(package.id, f"unwritable-{at}"), point, 1)
+            self._lay_aside(alone, "line protocol has no way to write it", Reply(Answer.SPLIT, "unwritable"))
+        return isal_zlib.compress(lines, 1, wbits=31) if self._settings.gzip and lines else lines
+
     def _split(self, package: Package, reply: Reply, stop: threading.Event) -> None:
         """The receiver does not take this body: find out which of its points it is about."""
         if package.points <= 1:
             self._lay_aside(package, "the receiver does not take it", reply)
             return
-        for at, (raw, points) in enumerate(halves(package.raw)):
-            self._see_through(Package(package_id(package.id, at), raw, points), stop)
+        for at, (raw, points) in enumerate(halves(self._raw(package))):
+            self._see_through(Package(package_id(package.id, at), self.pack(raw), points), stop)
 
     def _lay_aside(self, package: Package, reason: str, reply: Reply) -> None:
         self._dead_letters.add(
-            package.id, self._name, self._category, package.raw, package.points, reason, reply.status,
+            package.id, self._name, self._category, self._raw(package), package.points, reason, reply.status,
             self._without_secrets(reply.text),
         )  # fmt: skip
         self._dead.inc(package.points)
@@ -196,18 +211,13 @@ class Dataway:
 
     def _post(self, package: Package, body: bytes) -> Reply:
         headers = self._headers | {"X-Points": str(package.points), "X-Pkg-Id": package.id}
-        deadline = time.monotonic() + self._settings.timeout_s
+        began = time.monotonic()
         try:
-            response = self._http.request(
-                "POST", self._url, body=body, headers=headers, redirect=False, retries=False, preload_content=False
-            )
-            try:
-                text = _read(response, deadline)
-            finally:
-                response.close() if response.status >= 300 else response.release_conn()
-        except (urllib3.exceptions.HTTPError, OSError, TimeoutError) as error:
+            status, told, text = self._connections.post(self._url, body, headers)
+        except (OSError, http.client.HTTPException) as error:
             return Reply(Answer.LATER, "network", text=f"{type(error).__name__}: {error}")
-        return judge(response.status, text, response.headers.get("Retry-After"))
+        self._is_far = time.monotonic() - began > FAR_S
+        return judge(status, text, told)
 
     def _note(self, reply: Reply) -> None:
         """Remember why it does not go on, and say it now and then."""
@@ -245,43 +255,3 @@ def delay_s(reply: Reply, attempt: int) -> float:
         return reply.retry_after_s + random.uniform(0, 0.1)
     longest = MAX_QUOTA_DELAY_S if reply.answer is Answer.QUOTA else MAX_DELAY_S
     return min(FIRST_DELAY_S * 2.0 ** min(attempt - 1, 20), longest) * random.uniform(0.5, 1.0)
-
-
-def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> str:
-    """The beginning of a reply. Raises ``TimeoutError`` when it trickles in too slowly."""
-    parts = []
-    size = 0
-    while size < _REPLY_BYTES:
-        if time.monotonic() > deadline:
-            raise TimeoutError("the reply came too slowly")
-        part = response.read1(_REPLY_BYTES)
-        if not part:
-            break
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts).decode("utf-8", "replace")
-
-
-def _pool(settings: DatawaySettings) -> urllib3.PoolManager:
-    """Connections to the Dataway, by the proxy of the settings or of the environment."""
-    options: dict[str, Any] = {
-        "maxsize": settings.connections,
-        "block": True,
-        "timeout": urllib3.Timeout(connect=min(10.0, settings.timeout_s), read=settings.timeout_s),
-    }
-    if settings.tls_insecure:
-        options |= {"cert_reqs": "CERT_NONE", "assert_hostname": False}
-        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    elif os.environ.get("SSL_CERT_FILE"):
-        options["ca_certs"] = os.environ["SSL_CERT_FILE"]
-    parts = urlsplit(settings.url)
-    proxy = settings.proxy
-    if not proxy and not proxy_bypass(parts.netloc):
-        proxy = getproxies().get(parts.scheme)
-    if not proxy:
-        return urllib3.PoolManager(**options)
-    login = urlsplit(proxy)
-    headers = None
-    if login.username:
-        headers = urllib3.make_headers(proxy_basic_auth=f"{login.username}:{login.password or ''}")
-    return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)

@@ -8,9 +8,11 @@ encoded once and shared by all series that have these bounds.
 Bodies are ``PBPoints{repeated PBPoint arr = 1}`` (com.guance.Point), cut so that none is larger than it may be.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, _PyBytes_Resize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from gateway.series cimport Definition, SeriesTable
@@ -93,8 +95,8 @@ cdef class LeTags:
     def __cinit__(self, bounds):
         texts = [decimal_text(bound) for bound in bounds] + ["+Inf"]
         self.count = <uint32_t> len(texts)
-        self.ends = <uint32_t*> realloc(NULL, self.count * sizeof(uint32_t))
-        self.skip = <uint8_t*> realloc(NULL, self.count)
+        self.ends = <uint32_t*> malloc(self.count * sizeof(uint32_t))
+        self.skip = <uint8_t*> malloc(self.count)
         if self.ends == NULL or self.skip == NULL:
             raise MemoryError()
         last = {text: at for at, text in enumerate(texts)}
@@ -130,7 +132,7 @@ cdef class Encoder:
     cdef dict transient         # definitions that hold for one record
     cdef list done
     cdef public list oversized
-    cdef uint8_t* out
+    cdef PyObject* body         # a bytes object that only this encoder knows: points are written where they will lie
     cdef uint64_t size, room, max_body_bytes
     cdef uint32_t points
 
@@ -144,7 +146,7 @@ cdef class Encoder:
         self.done, self.oversized = [], []
 
     def __dealloc__(self):
-        free(self.out)
+        Py_XDECREF(self.body)
 
     def forget(self):
         """A new segment begins: ids mean something else from now on."""
@@ -199,21 +201,33 @@ cdef class Encoder:
         if self.size and self.size + whole > self.max_body_bytes:
             self.cut()
         if self.size + whole > self.room:
-            self.room = max(self.size + whole, min(self.max_body_bytes, 2 * self.room), <uint64_t> 65536)
-            out = <uint8_t*> realloc(self.out, self.room)
-            if out == NULL:
-                raise MemoryError()
-            self.out = out
-        at = self.out + self.size
+            self.grow(self.size + whole)
+        at = <uint8_t*> PyBytes_AS_STRING(<object> self.body) + self.size
         at[0] = 0x0A
         at = put_varint(at + 1, content)
         self.size += whole
         self.points += 1
         return at
 
+    cdef int grow(self, uint64_t wanted) except -1:
+        """Room for ``wanted`` bytes in the present body, and for more to come."""
+        cdef uint64_t least = self.max_body_bytes if self.done else 65536    # where one was full, the next will be
+        cdef uint64_t room = max(wanted, min(self.max_body_bytes, 2 * self.room), least)
+        if self.body == NULL:
+            fresh = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> room)
+            self.body = <PyObject*> fresh
+            Py_INCREF(fresh)
+        else:
+            _PyBytes_Resize(&self.body, <Py_ssize_t> room)
+        self.room = room
+        return 0
+
     cdef int cut(self) except -1:
         """End the present body."""
-        body = PyBytes_FromStringAndSize(<char*> self.out, <Py_ssize_t> self.size)
+        _PyBytes_Resize(&self.body, <Py_ssize_t> self.size)
+        body = <object> self.body
+        Py_XDECREF(self.body)
+        self.body, self.room = NULL, 0
         if self.size > self.max_body_bytes:
             self.oversized.append(body)
         else:
@@ -221,17 +235,16 @@ cdef class Encoder:
         self.size = self.points = 0
         return 0
 
-    def finish(self):
-        """The bodies since the last time: (bytes, points) each."""
-        if self.size:
-            self.cut()
+    def full(self):
+        """The bodies that are full by now: (bytes, points) each."""
         done, self.done = self.done, []
         return done
 
-    @property
-    def pending_bytes(self):
-        """Raw bytes of what ``finish`` would give."""
-        return self.size + sum(len(body) for body, _ in self.done)
+    def finish(self):
+        """The bodies since the last time, the last of them as full as it is: (bytes, points) each."""
+        if self.size:
+            self.cut()
+        return self.full()
 
     def add(self, const uint8_t[::1] body):
         """Encode the rows and events of a record's body. Raises ``KeyError`` for a series that was not defined,

@@ -45,6 +45,9 @@ class LineFile:
             size = 0
         return {"size": size}
 
+    def pack(self, raw: bytes) -> bytes:
+        return raw
+
     def resume(self, note: dict[str, Any]) -> None:
         if self._path.exists() and self._path.stat().st_size > int(note.get("size", 0)):
             os.truncate(self._path, int(note["size"]))
@@ -52,7 +55,7 @@ class LineFile:
     def deliver(self, packages: list[Package], oversized: list[Package], stop: threading.Event) -> None:
         with self._path.open("ab") as file:
             for package in [*packages, *oversized]:
-                lines, unwritable = as_lines(package.raw, self._category)
+                lines, unwritable = as_lines(package.body, self._category)
                 file.write(lines)
                 self._bytes.inc(len(lines))
                 if unwritable:

@@ -46,15 +46,19 @@ class Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One body on its way: ``PBPoints`` with ``points`` points. ``id`` stays the same however often it is sent."""
+    """One body on its way, as the outlet packed it, with ``points`` points. ``id`` stays the same however often it is
+    sent."""
 
     id: str
-    raw: bytes
+    body: bytes
     points: int
 
 
 class Outlet(Protocol):
     """What delivers packages."""
+
+    def pack(self, raw: bytes) -> bytes:
+        """A body (``PBPoints``) as it is to be kept until it is delivered: compressed, say, while it is at hand."""
 
     def open(self) -> dict[str, Any]:
         """A note to be written down with the window that is about to be sent."""
@@ -112,6 +116,8 @@ class Lane:
         self._cursor = cursor.read(cursor_path)
         self._oldest_ns = 0
         self._segment = -1
+        self._packed: list[tuple[bytes, int]] = []
+        self._taken_bytes = 0
         self._trouble: str | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{sink}-{category.path}", daemon=True)
@@ -167,6 +173,7 @@ class Lane:
             finally:
                 follower.close()
             self._encoder.finish()
+            self._packed, self._taken_bytes = [], 0
             self._stop.wait(_RETRY_S)
 
     def _resume(self, follower: Follower, window: Window) -> None:
@@ -209,7 +216,7 @@ class Lane:
         up to the size of a window."""
         last = first
         due = time.monotonic() + self._flush_interval_s
-        while self._encoder.pending_bytes < WINDOW_BYTES:
+        while self._taken_bytes < WINDOW_BYTES:
             left_s = due - time.monotonic()
             record = self._next(follower, max(0.0, min(_POLL_S, left_s)))
             if record is not None:
@@ -237,13 +244,23 @@ class Lane:
             self._oldest_ns = record.received_ns
         self._encoder.define(record.definitions)
         self._encoder.add(record.body)
+        self._pack(self._encoder.full())
+
+    def _pack(self, bodies: list[tuple[bytes, int]]) -> None:
+        """Have bodies packed as soon as they are full, while they are still in the processor's cache."""
+        for raw, points in bodies:
+            self._packed.append((self._outlet.pack(raw), points))
+            self._taken_bytes += len(raw)
 
     def _send(self, window: Window) -> None:
         name = f"{self._gateway_id}/{self.sink}/{self.category.path}/{window.first}-{window.last}"
-        bodies = self._encoder.finish()
-        packages = [Package(package_id(name, at), raw, points) for at, (raw, points) in enumerate(bodies)]
+        self._pack(self._encoder.finish())
+        packages = [Package(package_id(name, at), body, points) for at, (body, points) in enumerate(self._packed)]
+        self._packed, self._taken_bytes = [], 0
         large, self._encoder.oversized = self._encoder.oversized, []
-        oversized = [Package(package_id(f"{name}/oversized", at), raw, 1) for at, raw in enumerate(large)]
+        oversized = [
+            Package(package_id(f"{name}/oversized", at), self._outlet.pack(raw), 1) for at, raw in enumerate(large)
+        ]
         if packages or oversized:
             self._outlet.deliver(packages, oversized, self._stop)
         self._cursor = Cursor(window.last)

@@ -1,0 +1,160 @@
+"""Kept-alive connections to one receiver, on ``http.client``: half the CPU of a full client library for a body a time.
+
+The whole of a reply has a deadline, however it trickles in. Redirects are not followed: a token goes nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+import threading
+import time
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from gateway.config import DatawaySettings
+
+_REPLY_BYTES = 64 << 10
+_CONNECT_S = 10.0
+
+
+class ConnectionPool:
+    """Any thread may post; a connection is used by one at a time."""
+
+    def __init__(self, settings: DatawaySettings) -> None:
+        self._target = urlsplit(settings.url)
+        self._proxy = _proxy(settings)
+        self._timeout_s = settings.timeout_s
+        self._tls = _tls(settings) if self._target.scheme == "https" else None
+        self._idle: list[http.client.HTTPConnection] = []
+        self._busy: dict[http.client.HTTPConnection, float] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._guard = threading.Thread(target=self._watch, name="reply-deadlines", daemon=True)
+        self._guard.start()
+
+    def post(self, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, str | None, str]:
+        """Status, ``Retry-After`` and the beginning of the text of a reply. Raises ``OSError`` (``TimeoutError``
+        among them) and ``http.client.HTTPException``."""
+        connection, is_fresh = self._take()
+        parts = urlsplit(url)
+        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        if self._proxy and self._tls is None:  # a plain proxy wants the whole address
+            path = url
+            headers = headers | _login(self._proxy)
+        try:
+            return self._exchange(connection, path, body, headers)
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            connection.close()
+            if is_fresh:
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        # a kept connection may have been closed at the other end meanwhile; that is no fault of the receiver
+        connection = self._connect()
+        try:
+            return self._exchange(connection, path, body, headers)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, str | None, str]:
+        with self._lock:
+            self._busy[connection] = time.monotonic() + self._timeout_s
+        try:
+            if connection.sock is not None:
+                connection.sock.settimeout(self._timeout_s)
+            connection.request("POST", path, body, headers)
+            reply = connection.getresponse()
+            text = reply.read(_REPLY_BYTES).decode("utf-8", "replace")
+        except (ValueError, AttributeError) as error:  # the guard took the socket away in mid-read
+            raise TimeoutError(f"no whole reply within {self._timeout_s:.0f} s") from error
+        finally:
+            with self._lock:
+                overdue = self._busy.pop(connection) < time.monotonic()
+        if overdue:
+            raise TimeoutError(f"no whole reply within {self._timeout_s:.0f} s")
+        if reply.isclosed() and not reply.will_close:
+            with self._lock:
+                self._idle.append(connection)
+        else:
+            connection.close()
+        return reply.status, reply.getheader("Retry-After"), text
+
+    def _watch(self) -> None:
+        """Cut off replies that trickle in past their deadline: a socket's own time-out begins anew with each byte."""
+        while not self._closed.wait(1.0):
+            now = time.monotonic()
+            with self._lock:
+                overdue = [connection for connection, deadline in self._busy.items() if deadline < now]
+            for connection in overdue:
+                _cut_off(connection)
+
+    def _take(self) -> tuple[http.client.HTTPConnection, bool]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop(), False
+        return self._connect(), True
+
+    def _connect(self) -> http.client.HTTPConnection:
+        """A connection by the proxy, if there is one. It is opened by its first request."""
+        at = self._proxy or self._target
+        host, port = at.hostname or "", at.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port or 80, timeout=_CONNECT_S)
+        if self._proxy:
+            tunnel = http.client.HTTPSConnection(host, port or 80, timeout=_CONNECT_S, context=self._tls)
+            tunnel.set_tunnel(self._target.hostname or "", self._target.port or 443, _login(self._proxy))
+            return tunnel
+        return http.client.HTTPSConnection(host, port or 443, timeout=_CONNECT_S, context=self._tls)
+
+    def close(self) -> None:
+        """End every connection, those in use too: whoever waits for a reply gets an error."""
+        self._closed.set()
+        with self._lock:
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            _cut_off(connection)
+
+
+def _cut_off(connection: http.client.HTTPConnection) -> None:
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _tls(settings: DatawaySettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or None)
+    if settings.tls_insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _proxy(settings: DatawaySettings) -> SplitResult | None:
+    """The proxy of the settings, else that of the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)."""
+    target = urlsplit(settings.url)
+    told = settings.proxy
+    if not told and not proxy_bypass(target.netloc):
+        told = getproxies().get(target.scheme)
+    if not told:
+        return None
+    return urlsplit(told if "://" in told else f"http://{told}")
+
+
+def _login(proxy: SplitResult) -> dict[str, str]:
+    """The header that a proxy with a user wants."""
+    if not proxy.username:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
