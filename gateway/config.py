@@ -64,7 +64,7 @@ class PointSettings:
     host_tag: Literal["gateway", "resource"] = "gateway"
     hostname: str = ""
     global_tags: tuple[tuple[str, str], ...] = ()
-    """DataKit's global host tags; ``host`` is among them."""
+    """DataKit's global host tags; ``host`` is among them once the settings are read."""
     version: str = "0.1.0"
     """What ``dk_fingerprint`` (HOST_VERSION) says."""
 
@@ -84,6 +84,8 @@ class TraceSettings:
     keep_rare_resource: bool = False
     tags: tuple[tuple[str, str], ...] = ()
     tracing_metrics: bool = False
+    tracing_metric_tag_whitelist: tuple[str, ...] = ()
+    tracing_metric_tag_blacklist: tuple[str, ...] = ("resource",)
     log_max_kib: int = 500
 
 
@@ -104,7 +106,7 @@ class BufferSettings:
     max_age_s: float = 0.0
     min_free_disk_bytes: int = 512 << 20
     when_full: Literal["refuse", "drop_oldest"] = "refuse"
-    memory_limit_bytes: int = 96 << 20
+    memory_limit_bytes: int = 48 << 20
     threads: int = 1
 
 
@@ -125,14 +127,24 @@ class DatawaySettings:
     @property
     def masked_url(self) -> str:
         """The address without its secrets."""
-        parts = urlsplit(self.url)
-        query = "&".join(f"{key}={mask(value)}" for key, value in parse_qsl(parts.query))
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query).geturl()
+        return mask_url(self.url)
 
 
 def mask(secret: str) -> str:
     """A secret so that its owner knows it again: first and last five characters at most."""
     return f"{secret[:5]}****{secret[-5:]}" if len(secret) > 15 else "****"
+
+
+def mask_url(url: str) -> str:
+    """An address without its secrets: no login, and every value of the query masked; ``****`` if it is no address."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "****"
+    if not parts.scheme or not parts.netloc:
+        return "****"
+    query = "&".join(f"{key}={mask(value)}" for key, value in parse_qsl(parts.query, keep_blank_values=True))
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query, fragment="").geturl()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import ctypes
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
-def keep_buffers(trim_bytes: int = 64 << 20) -> bool:
+def keep_buffers(trim_bytes: int = 24 << 20) -> bool:
     """Keep freed buffers for the next request, up to ``trim_bytes`` at the end of the heap; whether the C library took
     the wish (glibc does; others are left as they are). Call it before threads start."""
     try:

@@ -32,7 +32,7 @@ RECORD_MAGIC = b"\x93LOCREC\xa5"
 FILE_HEADER = struct.Struct("<8sI4xQQq16s8x")
 RECORD_HEADER = struct.Struct("<8sIIIIQqB7x")
 _CRC_END = 12
-_READ_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
 
 Buffer = bytes | memoryview
 

@@ -113,6 +113,9 @@ SCHEMAS = {
 }
 """Every table, with its columns as ``schema.sql`` has them."""
 
+BUCKETS_A_ROW = 8
+"""So many buckets of a distribution weigh as much as a row of the numbers, where the size of a load is reckoned."""
+
 Array = npt.NDArray[Any]
 
 
@@ -197,7 +200,7 @@ class Gathering:
         rows["batch"] = batch
         for name in ("time", "start", "count", "sum", "min", "max", "n_buckets", "n_bounds", "flags"):
             rows[name] = getattr(found, name)
-        self.rows += len(rows)
+        self.rows += len(rows) + len(found.buckets) // BUCKETS_A_ROW
         distributions = Distributions(rows, found.buckets, found.bounds)
         defined = series != UNDEFINED
         if defined.all():
