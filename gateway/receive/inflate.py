@@ -13,6 +13,7 @@ MAGIC = b"\x1f\x8b"
 _WBITS = 31
 _OUT_BYTES = 1 << 20
 _IN_BYTES = 256 << 10
+_MAX_MEMBERS = 10_000
 
 
 def inflated_size(data: bytes) -> int:
@@ -31,6 +32,7 @@ def inflate(data: bytes, limit_bytes: int, take: Callable[[int], None]) -> bytes
         return b""
     parts: list[bytes] = []
     size = at = 0
+    members = 1
     stream = isal_zlib.decompressobj(wbits=_WBITS)
     waiting = b""
     while True:
@@ -41,6 +43,9 @@ def inflate(data: bytes, limit_bytes: int, take: Callable[[int], None]) -> bytes
         if stream.eof:
             if not waiting:
                 break
+            members += 1
+            if members > _MAX_MEMBERS:
+                raise Refusal(Reason.BAD_DATA, f"gzip: more than {_MAX_MEMBERS} members")
             stream = isal_zlib.decompressobj(wbits=_WBITS)
         given = len(waiting)
         try:

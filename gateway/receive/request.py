@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import unquote_to_bytes
 
 from gateway.model import Reason, Refusal, Sender, Signal, Wire
 
@@ -26,7 +26,8 @@ class Request:
 
     signal: Signal
     wire: Wire
-    gzip: bool
+    coding: bytes
+    """Content-Encoding as it was spelled: gzip in any case, or nothing."""
     announced_bytes: int | None
     """Content-Length; None for a chunked body."""
     sender: Sender
@@ -51,7 +52,7 @@ def read_head(signal: Signal, scope: Mapping[str, Any], headers: Mapping[bytes, 
     return Request(
         signal,
         wire,
-        _is_gzip(scope["headers"]),
+        _coding(scope["headers"]),
         int(length) if length.isdigit() and b"transfer-encoding" not in headers else None,
         Sender(remote_address(scope, headers), "http"),
     )
@@ -62,24 +63,24 @@ def wire_of(headers: Mapping[bytes, bytes]) -> Wire | None:
     return _WIRES.get(headers.get(b"content-type", b"").partition(b";")[0].strip().lower())
 
 
-def _is_gzip(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether the body is gzip. Two codings, on one line or on two, are refused like one that is not known."""
-    codings = [value.strip().lower() for name, value in headers if name == b"content-encoding" and value.strip()]
-    if codings == [b"gzip"]:
-        return True
-    if not codings or codings == [b"identity"]:
-        return False
-    told = b", ".join(codings).decode("latin-1")[:100]
-    raise Refusal(Reason.UNSUPPORTED_ENCODING, f"Content-Encoding {told!r}: send gzip or none")
+def _coding(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """What the body is coded with. Two codings, on one line or on two, are refused like one that is not known."""
+    codings = [value.strip() for name, value in headers if name == b"content-encoding"]
+    told = b", ".join(coding for coding in codings if coding)
+    known = told.lower()
+    if known in (b"", b"identity"):
+        return b""
+    if known == b"gzip":
+        return told
+    raise Refusal(Reason.UNSUPPORTED_ENCODING, f"Content-Encoding {told.decode('latin-1')[:100]!r}: send gzip or none")
 
 
 def token_matches(token: str, headers: Mapping[bytes, bytes], query: bytes) -> bool:
     """Whether a request carries the token: ``Authorization: Bearer`` or, as Dataway has it, ``?token=``."""
     scheme, _, told = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() != b"bearer":
-        told = b""
-        if b"token=" in query:
-            told = parse_qs(query, max_num_fields=100).get(b"token", [b""])[0]
+        told = next((field[6:] for field in query.split(b"&") if field.startswith(b"token=")), b"")
+        told = unquote_to_bytes(told)
     return hmac.compare_digest(told.strip(), token.encode())
 
 

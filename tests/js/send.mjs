@@ -39,17 +39,9 @@ function spans() {
 
 function records() {
   const memory = new InMemoryLogRecordExporter();
-  const provider = new LoggerProvider({ resource, processors: [simpleProcessor(memory)] });
+  const provider = new LoggerProvider({ resource, processors: [new SimpleLogRecordProcessor({ exporter: memory })] });
   provider.getLogger("js").emit({ severityNumber: SeverityNumber.INFO, body: "js record", attributes: { colour: "green" } });
   return memory.getFinishedLogRecords();
-}
-
-function simpleProcessor(exporter) {
-  try {
-    return new SimpleLogRecordProcessor({ exporter });
-  } catch {
-    return new SimpleLogRecordProcessor(exporter);
-  }
 }
 
 const exports_ = [
