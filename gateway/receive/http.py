@@ -32,6 +32,7 @@ from gateway.receive.listen import bind
 from gateway.receive.request import (
     Headers,
     Request,
+    announced_bytes,
     cors_headers,
     first_headers,
     preflight_headers,
@@ -94,7 +95,7 @@ class OtlpApp:
         elif signal is None:
             await self._say_no(send, 404, "profiles are not implemented", headers)
         else:
-            await self._serve(signal, scope, headers, _Body(receive), send)
+            await self._serve(signal, scope, headers, _Body(receive, announced_bytes(headers)), send)
 
     async def _serve(
         self, signal: Signal, scope: Scope, headers: Mapping[bytes, bytes], body: _Body, send: Send
@@ -102,7 +103,7 @@ class OtlpApp:
         try:
             with self._budget.admit() as admission:
                 request = read_head(signal, scope, headers, self._settings.token)
-                raw = await body.read(request, self._settings, admission)
+                raw = await body.read(self._settings, admission)
                 began = time.perf_counter()
                 answered = await self._understand(request, raw, admission)
         except Refusal as refusal:
@@ -146,6 +147,8 @@ class OtlpApp:
     async def _refuse(self, send: Send, refusal: Refusal, headers: Mapping[bytes, bytes], body: _Body) -> None:
         self._meters.refused.labels(refusal.reason, "http").inc()
         rule = REFUSALS[refusal.reason]
+        if body.is_short and refusal.reason is not Reason.READ_TIMEOUT and b"expect" not in headers:
+            await body.discard()  # so that the connection can be kept
         extra: Headers = []
         if rule.retryable:
             extra.append((b"retry-after", str(max(1, round(refusal.retry_after_s or 1.0))).encode()))
@@ -189,15 +192,16 @@ class OtlpApp:
 
 
 class _Body:
-    """The body of one request, as it comes. ``complete`` once the last byte is here."""
+    """The body of one request, as it comes: ``announced`` bytes if it was said; ``complete`` with the last one."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, announced: int | None) -> None:
         self._receive = receive
-        self.complete = False
+        self.announced = announced
+        self.complete = announced == 0
 
-    async def read(self, request: Request, settings: ReceiveSettings, admission: Admission) -> bytes:
+    async def read(self, settings: ReceiveSettings, admission: Admission) -> bytes:
         """All of it, as it was sent. Raises ``Refusal`` as soon as it is too large, too slow, or given up."""
-        limit, announced = settings.max_request_bytes, request.announced_bytes
+        limit, announced = settings.max_request_bytes, self.announced
         if announced is not None and announced > limit:
             raise Refusal(Reason.TOO_LARGE, f"{announced} bytes announced, {limit} are taken; send less a request")
         parts: list[bytes] = []
@@ -217,6 +221,10 @@ class _Body:
         except TimeoutError:
             raise Refusal(Reason.READ_TIMEOUT, f"the body stopped after {size} bytes, or comes too slowly") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @property
+    def is_short(self) -> bool:
+        return self.announced is not None and self.announced <= _IN_LOOP_BYTES
 
     async def discard(self) -> None:
         """Let a refused sender finish, for a while: with bytes of his on the way, hanging up takes the answer from

@@ -28,8 +28,6 @@ class Request:
     wire: Wire
     coding: bytes
     """Content-Encoding as it was spelled: gzip in any case, or nothing."""
-    announced_bytes: int | None
-    """Content-Length; None for a chunked body."""
     sender: Sender
 
 
@@ -48,14 +46,18 @@ def read_head(signal: Signal, scope: Mapping[str, Any], headers: Mapping[bytes, 
         raise Refusal(
             Reason.UNSUPPORTED_MEDIA, f"Content-Type {told!r}: send application/x-protobuf or application/json"
         )
-    length = headers.get(b"content-length", b"")
     return Request(
         signal,
         wire,
         _coding(scope["headers"]),
-        int(length) if length.isdigit() and b"transfer-encoding" not in headers else None,
         Sender(remote_address(scope, headers), "http"),
     )
+
+
+def announced_bytes(headers: Mapping[bytes, bytes]) -> int | None:
+    """Content-Length; None for a chunked body."""
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() and b"transfer-encoding" not in headers else None
 
 
 def wire_of(headers: Mapping[bytes, bytes]) -> Wire | None:
