@@ -88,7 +88,7 @@ def test_the_definition_begins_with_the_24_bytes_that_the_extensions_read() -> N
     assert definition[-16:] == struct.pack("<2d", 1.0, 2.5)
 
 
-KEY_OF_BASE = 1351878447321486650
+KEY_OF_BASE = 5372796039052644920
 BASE = Series("m", "f", (("a", "1"), ("b", "2")), Kind.HISTOGRAM, "s", Temporality.DELTA, False, (1.0, 2.0))
 
 
