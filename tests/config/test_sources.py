@@ -132,7 +132,7 @@ def test_keys_that_are_dead_in_datakit_are_named_with_what_to_do_instead(conf: P
     found = " ".join(notes(conf))
     assert "opentelemetry.conf:20:3: expected_headers has no effect here" in found and "receive.token" in found
     assert "http.http_status_ok has no effect here" in found
-    assert "opentelemetry.conf:9:3: keep_rare_resource has no effect" in found
+    assert "opentelemetry.conf:9:3: traces.keep_rare_resource has no effect" in found
 
 
 @pytest.mark.parametrize(
