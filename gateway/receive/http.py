@@ -158,6 +158,8 @@ class OtlpApp:
             extra.append((b"www-authenticate", b"Bearer"))
         if not body.complete:
             extra.append((b"connection", b"close"))
+        if refusal.reason is Reason.READ_TIMEOUT:
+            body.complete = True  # nothing more is waited for
         wire = wire_of(headers) or Wire.JSON
         await self._answer(send, rule.http, wire, answer.status_body(refusal, wire), headers, extra, body)
 

@@ -21,6 +21,10 @@ class Budget:
         self._requests = 0
         self._lock = threading.Lock()
 
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._bytes
+
     def admit(self) -> Admission:
         """A place for one request. Raises ``Refusal`` (OVERLOADED) when there is none."""
         with self._lock:
