@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -13,7 +15,10 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.metrics import Meters
 from gateway.model import ConfigError
-from gateway.receive.request import token_matches
+from gateway.receive.request import first_headers, token_matches
+
+PUBLIC_PATHS = ("/v1/ping", "/healthz", "/readyz")
+"""What anybody may ask who reaches the port."""
 
 
 class Service(Protocol):
@@ -38,12 +43,13 @@ def api(service: Service, token: str | None, *routers: APIRouter) -> FastAPI:
     @app.middleware("http")
     async def only_friends(request: Request, call_next: Any) -> Response:
         """DataKit's rule: the API is for this host; from elsewhere only with the token."""
-        peer = request.client.host if request.client else ""
-        from_here = not peer or ipaddress.ip_address(peer).is_loopback
-        headers, query = dict(request.scope["headers"]), request.scope["query_string"]
-        public = request.url.path in ("/v1/ping", "/healthz", "/readyz")
-        if not public and not from_here and not (token and token_matches(token, headers, query)):
-            return _error(403, "datakit.publicAccessDisabled", "only from this host, or with the gateway's token")
+        if request.url.path not in PUBLIC_PATHS:
+            headers, query = first_headers(request.scope["headers"]), request.scope["query_string"]
+            known = token is not None and token_matches(token, headers, query)
+            if not known and not _is_from_here(request):
+                return _error(403, "datakit.publicAccessDisabled", "only from this host, or with the gateway's token")
+            if not known and _is_foreign_page(headers, service.hostname):
+                return _error(403, "locum.foreignPage", "a page of another origin may not ask; use localhost:9529")
         answered: Response = await call_next(request)
         answered.headers["X-Datakit"] = f"{service.version}/{service.hostname}"
         return answered
@@ -81,6 +87,27 @@ def api(service: Service, token: str | None, *routers: APIRouter) -> FastAPI:
         return JSONResponse({"content": "reloaded"})
 
     return app
+
+
+def _is_from_here(request: Request) -> bool:
+    return request.client is None or ipaddress.ip_address(request.client.host).is_loopback
+
+
+def _is_foreign_page(headers: Mapping[bytes, bytes], hostname: str) -> bool:
+    """Whether a browser on this host asks for a page from elsewhere: by its Origin, or by a name of that page's
+    making which leads here (DNS rebinding)."""
+    asked = headers.get(b"host", b"").decode("latin-1").lower()
+    origin = headers.get(b"origin")
+    if origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower() != asked:
+        return True
+    name = asked.rpartition(":")[0] if asked.rpartition(":")[2].isdigit() else asked
+    if name in ("", "localhost", hostname.lower()):
+        return False
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return True
+    return False
 
 
 def _error(status: int, code: str, message: str) -> JSONResponse:
