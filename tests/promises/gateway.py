@@ -1,0 +1,84 @@
+"""A real gateway in a process of its own, to be killed, stopped and started again on one data directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+_CONF = """\
+[receive]
+grpc = ["127.0.0.1:0"]
+http = ["127.0.0.1:0"]
+api = ["127.0.0.1:0"]
+
+[dataway]
+flush_interval_s = "100ms"
+timeout_s = "5s"
+"""
+
+
+class GatewayProcess:
+    """``start`` waits for the ready line; ``grpc``, ``http`` and ``api`` are HOST:PORT then."""
+
+    def __init__(
+        self, place: Path, dataway: str | None, conf: str = "", environment: dict[str, str] | None = None
+    ) -> None:
+        self.conf_dir, self.data_dir = place / "conf", place / "data"
+        self.conf_dir.mkdir(exist_ok=True)
+        (self.conf_dir / "locum.toml").write_text(_CONF + conf)
+        self.environment = dict(os.environ) | (environment or {})
+        if dataway:
+            self.environment["ENV_DATAWAY"] = dataway
+        self.grpc = self.http = self.api = ""
+        self.log: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, timeout_s: float = 30.0) -> float:
+        """Seconds from the start of the process to its ready line. Raises ``RuntimeError`` with its log."""
+        began = time.monotonic()
+        command = [sys.executable, "-m", "gateway.cli", "run"]
+        command += ["--conf", str(self.conf_dir), "--data", str(self.data_dir)]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment, cwd=ROOT
+        )
+        assert self._process.stdout is not None
+        threading.Thread(target=self._read_log, args=(self._process,), daemon=True).start()
+        guard = threading.Timer(timeout_s, self._process.kill)
+        guard.start()
+        line = self._process.stdout.readline()
+        guard.cancel()
+        if not line.startswith("locum ready"):
+            self._process.wait(5)
+            raise RuntimeError("the gateway did not start:\n" + "\n".join(self.log[-20:]))
+        found = dict(re.findall(r"(\w+)=([^ ,\n]+)", line))
+        self.grpc, self.http, self.api = found["grpc"], found["http"], found["api"]
+        return time.monotonic() - began
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.log.append(line.rstrip())
+
+    def kill(self) -> None:
+        """As the power cut does it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def terminate(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM; the exit code. Raises ``subprocess.TimeoutExpired``."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout_s)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
