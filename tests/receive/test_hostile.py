@@ -285,6 +285,14 @@ def test_every_step_of_the_case_is_taken() -> None:
     assert [described["id"] for described in case("23-")["steps"]] == list(STEPS)
 
 
+def test_a_bomb_that_grpc_compressed_is_counted_while_it_is_inflated(start: Start) -> None:
+    receivers = start(max_grpc_request_bytes=MIB)
+    with pytest.raises(grpc.RpcError) as refused:
+        receivers.call(Signal.METRICS, bytes(2 * MIB), compression=grpc.Compression.Gzip)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert receivers.refused(Reason.TOO_LARGE, "grpc") == 1
+
+
 @pytest.mark.parametrize("size", [65 * MIB, 1 << 40])
 def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(start: Start, size: int) -> None:
     said, _, hung_up = raw_exchange(start().http_port, iter([head(f"Content-Length: {size}")]))

@@ -40,6 +40,10 @@ def test_two_gateways_never_share_a_grpc_port(start: Start) -> None:
     first = start()
     with pytest.raises(ConfigError):
         start(grpc=(Address("127.0.0.1", first.grpc_port),))
+    with socket.socket() as sharing:
+        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with pytest.raises(OSError, match="in use"):
+            sharing.bind(("127.0.0.1", first.grpc_port))
 
 
 def test_an_address_of_another_host_is_told_in_one_line() -> None:
