@@ -184,11 +184,11 @@ def read(path: Path) -> tuple[Source, dict[str, Any]]:
         raise ConfigError(f"{path}:{line}:{column}: not UTF-8; save the file in this encoding") from None
     try:
         told = tomllib.loads(text)
+        return Source(str(path), places(text)), told
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}:{_syntax_place(str(error), text)}; correct it as TOML") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply; this is no configuration") from None
-    return Source(str(path), places(text)), told
 
 
 def _syntax_place(error: str, text: str) -> str:

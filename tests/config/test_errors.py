@@ -56,6 +56,12 @@ def test_a_file_of_another_system_with_its_line_ends_and_mark_is_read(conf: Path
     assert errors(conf)[0].startswith("locum.toml:3:1: points.parity")
 
 
+@pytest.mark.parametrize("depth", [10, 100, 200, 300, 400, 500, 1000])
+def test_deep_nesting_is_an_error_and_never_a_crash(conf: Path, depth: int) -> None:
+    put(conf, "locum.toml", "a = " + "[" * depth + "]" * depth)
+    assert len(errors(conf)) == 1
+
+
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "[" * 5000 + "]" * 5000, "x" * (5 << 20)])
 def test_a_file_made_to_hurt_is_refused(conf: Path, text: str) -> None:
     put(conf, "locum.toml", text)

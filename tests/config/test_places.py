@@ -69,6 +69,7 @@ def test_every_key_and_element_has_its_place() -> None:
     assert rest("a", "b", "list", 3).startswith('"""six')
     assert rest("a", "b", "list", 4).startswith("7]")
     assert rest("a", "b", "inline", "q", "deep", 0).startswith("1]")
+    assert found["many",] == (18, 1)
     assert found["many", 0] == (18, 1) and found["many", 1] == (22, 1)
     assert rest("many", 0, "sub", "n") == "n = 2"
     assert rest("many", 1, "n") == "n = 3"
