@@ -31,10 +31,10 @@ test: install ## run all tests
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: install ## check style and types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint gateway
+	@failed=0; export PATH="$(CURDIR)/$(BIN):$$PATH"; \
+	for check in 'ruff check .' 'ruff format --check --quiet .' mypy 'cython-lint gateway'; do \
+		echo "$$check"; $$check || failed=1; \
+	done; exit $$failed
 
 format: install ## put the code into shape
 	$(BIN)/ruff check --fix .
