@@ -32,7 +32,7 @@ test: install ## run all tests
 
 lint: install ## check style and types
 	@failed=0; export PATH="$(CURDIR)/$(BIN):$$PATH"; \
-	for check in 'ruff check .' 'ruff format --check --quiet .' mypy 'cython-lint gateway'; do \
+	for check in 'ruff check .' 'ruff format --check --output-format concise .' mypy 'cython-lint gateway'; do \
 		echo "$$check"; $$check || failed=1; \
 	done; exit $$failed
 
