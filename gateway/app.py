@@ -221,9 +221,9 @@ class Gateway:
     def ready(self) -> list[str]:
         """Why this gateway should not be counted on right now; empty when it should."""
         reasons = []
-        full = self._indexer.full()
-        if full is not None:
-            reasons.append(f"buffer: {full}")
+        stuck = self._indexer.full() or self._writer.trouble
+        if stuck is not None:
+            reasons.append(f"buffer: {stuck}")
         reasons += [
             f"{lane.sink}/{lane.category.path}: {trouble}"
             for lane in self._lanes

@@ -49,6 +49,8 @@ class Committed:
 class Writer:
     """Owns the open segment's journal. ``table`` holds the definitions of the series that batches refer to.
 
+    ``trouble``: why the last batch was not written, or None.
+
     ``on_roll(closed, opened)`` is called in the writer's thread whenever a new segment has begun; ``full()`` says
     why nothing may be written now, or None; ``swap(table)`` gives the writer another registry's definitions.
     """
@@ -85,6 +87,7 @@ class Writer:
         self._descriptor = -1
         self._opened_at = 0.0
         self._broken = False
+        self.trouble: str | None = None
         self._committed = Committed(segment, 0, first_batch - 1)
         self._open(segment)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -223,6 +226,7 @@ class Writer:
         with self._safe:
             self._committed = Committed(self._committed.segment, offset, number - 1)
             self._safe.notify_all()
+        self.trouble = None
         self._meters.commit_s.observe(time.perf_counter() - began)
         for batch_number, (batch, _, future) in enumerate(group, number - len(group)):
             self._meters.accepted.labels(batch.signal.name.lower()).inc(batch.points)
@@ -249,6 +253,7 @@ class Writer:
             str(error),
             action,
         )
+        self.trouble = f"the last batch could not be written: {error}"
         refusal = Refusal(reason, f"not written: {error}", RETRY_AFTER_FULL_S if full else RETRY_AFTER_S)
         for _, _, future in group:
             future.set_exception(refusal)
