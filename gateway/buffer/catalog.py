@@ -57,9 +57,7 @@ class Catalog:
         self._sealed: dict[int, tuple[Segment, Manifest]] = {}
         self._indexes: dict[int, Index] = {}
         self._with_journal: set[int] = set()
-        shutil.rmtree(
-            data_dir / "tmp", ignore_errors=True
-        )  # what a question had put on disk when the process ended
+        shutil.rmtree(data_dir / "tmp", ignore_errors=True)  # what a question had put on disk when the process ended
         self._connection = sql.connect(data_dir, settings)
 
     def recover(self) -> Recovered:

@@ -95,9 +95,7 @@ def ask(
     """
     deadline = time.monotonic() + timeout_s
     if not catch_up(timeout_s):
-        raise QuestionError(
-            f"the index has not caught up within {timeout_s:g} s; ask again, or allow more time"
-        )
+        raise QuestionError(f"the index has not caught up within {timeout_s:g} s; ask again, or allow more time")
     for attempt in range(_ATTEMPTS):
         try:
             return _answer(catalog.snapshot(), statement, parameters, limit, deadline, timeout_s)
@@ -184,9 +182,7 @@ def _check(cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
         explain = _EXPLAIN.match(statement)
         found = cursor.extract_statements(statement[explain.end() :]) if explain else []
     if len(found) != 1:
-        raise QuestionError(
-            "one statement at a time, please: SELECT, WITH, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN"
-        )
+        raise QuestionError("one statement at a time, please: SELECT, WITH, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
     if found[0].type != duckdb.StatementType.SELECT:
         raise QuestionError(
             f"the buffer can only be read, and this is {found[0].type.name}; "

@@ -51,9 +51,7 @@ class Follower:
     numbers that were missed because their segment was deleted or is damaged.
     """
 
-    def __init__(
-        self, data_dir: Path, writer: Writer | None, after_batch: int, signal: Signal | None
-    ) -> None:
+    def __init__(self, data_dir: Path, writer: Writer | None, after_batch: int, signal: Signal | None) -> None:
         self.position = after_batch
         self.lost_batches = 0
         self._data_dir = data_dir

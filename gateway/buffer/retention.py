@@ -82,8 +82,7 @@ def _expired(sealed: Sequence[Held], usage: Usage, settings: BufferSettings, dro
     return [
         Doomed(held, _is_delivered(held, usage), "max_age")
         for held in sealed
-        if held.last_received_ns < limit_ns
-        and (drop or usage.delivered_through is None or _is_delivered(held, usage))
+        if held.last_received_ns < limit_ns and (drop or usage.delivered_through is None or _is_delivered(held, usage))
     ]
 
 

@@ -173,9 +173,7 @@ def tidy(sealed: Segment, manifest: Manifest, needed: Needed, steps: Steps = lam
     return True
 
 
-def _records(
-    data_dir: Path, closed: Segment, survey: _Survey | None = None
-) -> Iterator[Entry | damages.Definitions]:
+def _records(data_dir: Path, closed: Segment, survey: _Survey | None = None) -> Iterator[Entry | damages.Definitions]:
     """Records of the journal; for damaged bytes, the definitions that are whole in them. With ``survey``, what is
     damaged is counted and kept in quarantine."""
     for found in scan(closed.journal):
@@ -227,9 +225,7 @@ def _sort_key(definition: bytes) -> tuple[bytes, bytes]:
     return definition[head_end : head_end + name_size], definition[24:head_end]
 
 
-def _write_rows(
-    closed: Segment, survey: _Survey, ranks: Array, kinds: Array, steps: Steps
-) -> Iterator[File | None]:
+def _write_rows(closed: Segment, survey: _Survey, ranks: Array, kinds: Array, steps: Steps) -> Iterator[File | None]:
     """Deal out numbers and distributions, write batches and events on the way, then the sorted rows."""
     count = survey.numbering.count
     by_rank = [np.zeros(count, np.int64) for _ in range(2)]

@@ -85,9 +85,7 @@ class SealedRecords:
         for table in self._files["batches"].iter_batches(_READ_ROWS):
             columns = [table.column(name) for name in ("batch", "received", "signal", "points", "bytes")]
             columns[1] = columns[1].cast(pa.int64())
-            for number, received_ns, name, points, size in zip(
-                *(each.to_pylist() for each in columns), strict=True
-            ):
+            for number, received_ns, name, points, size in zip(*(each.to_pylist() for each in columns), strict=True):
                 signal = Signal[name.upper()]
                 if number > self._after_batch and self._signal in (None, signal):
                     yield _Batch(number, received_ns, signal, points, size)
@@ -223,9 +221,7 @@ class _EventRows:
     def __init__(self, found: Iterator[pa.Table]) -> None:
         parts = list(found)
         self._table = pa.concat_tables(parts) if parts else None
-        self._batch: Array = (
-            np.empty(0, "<u8") if self._table is None else self._table.column("batch").to_numpy()
-        )
+        self._batch: Array = np.empty(0, "<u8") if self._table is None else self._table.column("batch").to_numpy()
 
     def of(self, batch: int) -> list[tuple[int, int, bytes]]:
         """Category, time and encoded point of each."""
@@ -253,11 +249,7 @@ def _overlaps(file: pq.ParquetFile, group: int, first: int, last: int) -> bool:
     """Whether a row group may have rows of batches ``first`` to ``last``."""
     column = file.schema_arrow.get_field_index("batch")
     statistics = file.metadata.row_group(group).column(column).statistics
-    return (
-        statistics is None
-        or not statistics.has_min_max
-        or (statistics.min <= last and statistics.max >= first)
-    )
+    return statistics is None or not statistics.has_min_max or (statistics.min <= last and statistics.max >= first)
 
 
 def _fill_numbers(rows: Array, table: pa.Table) -> None:
@@ -310,9 +302,7 @@ def _read_definitions(table: pa.Table) -> Iterator[tuple[int, bytes]]:
         "bounds",
     )
     columns = (table.column(name).to_pylist() for name in names)
-    for number, key, measurement, field, tags, kind, unit, temporality, monotonic, bounds in zip(
-        *columns, strict=True
-    ):
+    for number, key, measurement, field, tags, kind, unit, temporality, monotonic, bounds in zip(*columns, strict=True):
         series = Series(
             measurement,
             field,

@@ -263,9 +263,7 @@ def lock(data_dir: Path, address: str = "") -> Iterator[None]:
         data_dir.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be written ({error.strerror}); name another with --data"
-        ) from error
+        raise StorageError(f"{path}: cannot be written ({error.strerror}); name another with --data") from error
     try:
         if not _take(descriptor):
             pid, at = _told(path)

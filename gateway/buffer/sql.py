@@ -46,9 +46,7 @@ def connect(data_dir: Path, settings: BufferSettings) -> duckdb.DuckDBPyConnecti
     return connection
 
 
-def views(
-    sealed: Mapping[str, Sequence[Path]], attached: Sequence[tuple[int, str]], columns: Mapping[str, str]
-) -> str:
+def views(sealed: Mapping[str, Sequence[Path]], attached: Sequence[tuple[int, str]], columns: Mapping[str, str]) -> str:
     """Statements that make the views ``batches``, ``series``, ``numbers``, ``distributions``, ``events`` and
     ``samples``.
 
@@ -57,9 +55,7 @@ def views(
     """
     parts = {}
     for table in TABLES:
-        sources = [
-            f"SELECT {number}::UINTEGER AS segment, * FROM {name}.{table}" for number, name in attached
-        ]
+        sources = [f"SELECT {number}::UINTEGER AS segment, * FROM {name}.{table}" for number, name in attached]
         if sealed.get(table):
             listed = ", ".join(quoted(str(path)) for path in sealed[table])
             sources.append(f"SELECT * FROM read_parquet([{listed}])")

@@ -404,9 +404,7 @@ def _lists(kind: pa.DataType, values: Array, sizes: Array, valid: Array | None =
     mask = None
     if valid is not None and not valid.all():
         mask = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(
-        kind, len(sizes), [mask, pa.py_buffer(offsets)], children=[pa.array(_aligned(values))]
-    )
+    return pa.Array.from_buffers(kind, len(sizes), [mask, pa.py_buffer(offsets)], children=[pa.array(_aligned(values))])
 
 
 def _maps(maps: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
@@ -414,6 +412,4 @@ def _maps(maps: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
     np.cumsum([len(each) for each in maps], out=offsets[1:])
     keys = [key for each in maps for key, _ in each]
     values = [value for each in maps for _, value in each]
-    return pa.MapArray.from_arrays(
-        pa.array(offsets), pa.array(keys, pa.string()), pa.array(values, pa.string())
-    )
+    return pa.MapArray.from_arrays(pa.array(offsets), pa.array(keys, pa.string()), pa.array(values, pa.string()))

@@ -55,9 +55,7 @@ class Number:
 
     @property
     def bits(self) -> int:
-        packed = (
-            struct.pack("<d", self.value) if isinstance(self.value, float) else struct.pack("<q", self.value)
-        )
+        packed = struct.pack("<d", self.value) if isinstance(self.value, float) else struct.pack("<q", self.value)
         return int.from_bytes(packed, "little")
 
 
@@ -98,10 +96,7 @@ def metrics(rows: Rows, received_ns: int = T0) -> Batch:
             np.array([row.time for row in found], "<i8"),
             np.array([row.start for row in found], "<i8"),
             np.array([row.count for row in found], "<u8"),
-            *(
-                np.array([getattr(row, name) or 0.0 for row in found], "<f8")
-                for name in ("sum", "min", "max")
-            ),
+            *(np.array([getattr(row, name) or 0.0 for row in found], "<f8") for name in ("sum", "min", "max")),
             np.array([count for row in found for count in row.buckets], "<u8"),
             np.array([bound for row in found for bound in row.bounds], "<f8"),
         ),
@@ -142,26 +137,19 @@ class Reading:
         for row in zip(*(getattr(numbers, name).tolist() for name in Numbers.__slots__), strict=True):
             found.append(("number", self.table[row[0]], *row[1:]))
         bucket = bound = 0
-        for row in zip(
-            *(getattr(distributions, name).tolist() for name in Distributions.__slots__[:10]), strict=True
-        ):
+        for row in zip(*(getattr(distributions, name).tolist() for name in Distributions.__slots__[:10]), strict=True):
             series, flags, n_buckets, n_bounds, at, start, count, *sent = row
-            values = [
-                value for value, flag in zip(sent, (HAS_SUM, HAS_MIN, HAS_MAX), strict=True) if flags & flag
-            ]
+            values = [value for value, flag in zip(sent, (HAS_SUM, HAS_MIN, HAS_MAX), strict=True) if flags & flag]
             lists = (
                 distributions.buckets[bucket : bucket + n_buckets].tolist(),
                 distributions.bounds[bound : bound + n_bounds].tolist(),
             )
             bucket, bound = bucket + n_buckets, bound + n_bounds
-            found.append(
-                ("distribution", self.table[series], flags, at, start, count, *values, *map(tuple, lists))
-            )
+            found.append(("distribution", self.table[series], flags, at, start, count, *values, *map(tuple, lists)))
         if record.signal is Signal.METRICS:
             return sorted(found)
         return [
-            ("event", *row)
-            for row in zip(events.category.tolist(), events.time.tolist(), events.points, strict=True)
+            ("event", *row) for row in zip(events.category.tolist(), events.time.tolist(), events.points, strict=True)
         ]
 
 
@@ -189,9 +177,7 @@ class Running:
 
     def sealed(self, number: int) -> Segment:
         """Wait until a segment is sealed."""
-        wait_for(
-            lambda: State.SEALED in [each.state for each in segments(self.data_dir) if each.number == number]
-        )
+        wait_for(lambda: State.SEALED in [each.state for each in segments(self.data_dir) if each.number == number])
         return next(each for each in segments(self.data_dir) if each.number == number)
 
 

@@ -23,9 +23,7 @@ def rows(buffer: Running, statement: str, *parameters: object) -> list[tuple[obj
 def test_a_distribution_is_spelled_out_into_its_family(tmp_path: Path) -> None:
     with running(tmp_path, KNOWN) as buffer:
         buffer.put(
-            metrics(
-                [Distribution(2, T0, 10, (1, 2, 3, 2**64 - 3), sum=2.5, min=0.0), Distribution(2, T0 + 1, 4)]
-            )
+            metrics([Distribution(2, T0, 10, (1, 2, 3, 2**64 - 3), sum=2.5, min=0.0), Distribution(2, T0 + 1, 4)])
         )
         found = rows(
             buffer,
@@ -94,9 +92,7 @@ def test_one_question_covers_sealed_and_open_segments_and_joins_each_with_its_ow
         buffer.roll()
         buffer.sealed(1)
         buffer.put(metrics([Number(0, T0, 2.5), Number(1, T0, 3)]))
-        assert rows(
-            buffer, "SELECT segment, field, coalesce(value, int_value) FROM samples ORDER BY 1, 2"
-        ) == [
+        assert rows(buffer, "SELECT segment, field, coalesce(value, int_value) FROM samples ORDER BY 1, 2") == [
             (1, "int.metric", 1),
             (2, "double.metric", 2.5),
             (2, "int.metric", 3),

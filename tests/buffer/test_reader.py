@@ -91,9 +91,7 @@ def test_followers_get_every_batch_once_in_order_while_segments_are_sealed_under
 def test_a_follower_that_is_overtaken_by_retention_counts_what_it_lost_and_ends_at_the_end(
     tmp_path: Path,
 ) -> None:
-    settings = BufferSettings(
-        segment_bytes=20_000, max_bytes=600_000, min_free_disk_bytes=0, when_full="drop_oldest"
-    )
+    settings = BufferSettings(segment_bytes=20_000, max_bytes=600_000, min_free_disk_bytes=0, when_full="drop_oldest")
     with running(tmp_path, KNOWN, settings) as buffer:
         follower = follow(tmp_path, buffer.writer, 0)
         buffer.put(events([span(1)]))
@@ -126,9 +124,7 @@ def test_a_byte_that_changes_in_the_open_journal_costs_its_record_only(tmp_path:
         listener.run()
         assert listener.error is None
         assert listener.batches == [1, 3]
-        assert listener.values[3] == {
-            (str(KNOWN[1].pack()), 3)
-        }  # its definition was saved from the damaged record
+        assert listener.values[3] == {(str(KNOWN[1].pack()), 3)}  # its definition was saved from the damaged record
         assert buffer.indexer.catch_up(5)
 
 

@@ -194,9 +194,7 @@ def test_the_schema_in_sql_and_the_columns_in_arrow_are_the_same(tmp_path: Path)
     with running(tmp_path, KNOWN) as buffer:
         buffer.put(metrics([Number(0, 1, 1.0)]))
         for name, schema in SCHEMAS.items():
-            answer = question.ask(
-                buffer.catalog, f"SELECT * FROM {name} LIMIT 0", catch_up=buffer.indexer.catch_up
-            )
+            answer = question.ask(buffer.catalog, f"SELECT * FROM {name} LIMIT 0", catch_up=buffer.indexer.catch_up)
             assert answer.table.column_names == ["segment", *schema.names]
             for column in schema:
                 found = answer.table.schema.field(column.name).type
