@@ -8,7 +8,7 @@ journal before its next row. It rises with every new segment, and then only: the
 series has not been used, and must not forget one that waits to be written because a write failed.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -115,9 +115,11 @@ cdef class SeriesTable:
     def share(self, uint32_t series, bytes definition not None, SeriesTable other not None):
         """As ``define``, but with the copy that ``other`` holds, if it holds the same."""
         cdef Blob* blob
+        cdef uint32_t size
         if series < other.capacity and other.blobs[series] != NULL:
             blob = other.blobs[series]
-            if blob.size == <uint32_t> len(definition) and memcmp(blob + 1, <const uint8_t*> definition, blob.size) == 0:
+            size = <uint32_t> len(definition)
+            if blob.size == size and memcmp(blob + 1, <const uint8_t*> definition, size) == 0:
                 self.reserve(series)
                 if self.blobs[series] == blob:
                     return

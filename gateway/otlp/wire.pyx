@@ -23,7 +23,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from gateway.otlp.protobuf cimport (
-    ENTITY, EXEMPLAR, FIXED64, KEY_VALUE, LEN, MAX_DEPTH, QUANTILE, RESOURCE, SCOPE, TEXT, VARINT, END_GROUP,
+    EXEMPLAR, FIXED64, KEY_VALUE, LEN, MAX_DEPTH, QUANTILE, RESOURCE, SCOPE, TEXT, VARINT, END_GROUP,
     Field, Reader, Shape, as_double, check, read_field,
 )
 from gateway.otlp.registry cimport Hash, Registry, Slot, locum_mum, mix
@@ -496,8 +496,9 @@ cdef class Request:
         """The slow way, once a series."""
         cdef Registry registry = self.registry
         cdef Header header = self.header
-        cdef uint32_t first, i
-        self.check_point(attributes.data, attributes.size)    # upb would measure their depth from here, not from the top
+        cdef uint32_t i
+        # upb would measure their depth from here, not from the top
+        self.check_point(attributes.data, attributes.size)
         bounds = tuple([as_double(self.rows.bounds[bounds_at + i]) for i in range(bounds_n)])
         temporality = header.temporality if header.temporality <= 2 else 0
         try:
