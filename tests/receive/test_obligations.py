@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
+import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -293,8 +295,6 @@ def test_a_client_that_pings_every_ten_seconds_and_more_is_not_sent_away(start: 
 
 
 def test_the_connection_is_kept_for_the_next_request(receivers: Receivers) -> None:
-    import http.client
-
     connection = http.client.HTTPConnection("127.0.0.1", receivers.http_port, timeout=10)
     connection.connect()
     local = connection.sock.getsockname()
@@ -306,3 +306,25 @@ def test_the_connection_is_kept_for_the_next_request(receivers: Receivers) -> No
     assert connection.sock is not None
     assert connection.sock.getsockname() == local
     connection.close()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 10_000])
+def test_a_sender_that_offers_http2_is_answered_in_http1_with_nothing_lost(receivers: Receivers, cut: int) -> None:
+    body = request_of(Signal.METRICS)
+    head = (
+        "POST /v1/metrics HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", receivers.http_port), timeout=10) as connection:
+        for count in (1, 2):
+            sent = head + body
+            at = cut if cut < len(sent) else len(head)
+            connection.sendall(sent[:at])
+            connection.sendall(sent[at:])
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert (answer.status, answer.read()) == (200, b"")
+            assert len(receivers.backend.accepted) == count
+    expected = KINDS[Signal.METRICS].FromString(body)
+    assert [accepted.message for accepted in receivers.backend.accepted] == [expected, expected]
