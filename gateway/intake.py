@@ -31,7 +31,7 @@ from gateway.receive.intake import Ticket
 
 Request = TypeVar("Request", ExportTraceServiceRequest, ExportLogsServiceRequest)
 
-_WORTH_A_WARNING = {Reason.METRIC_WITHOUT_DATA, Reason.NOTHING_RECOGNISED, Reason.ENUM_NAME}
+_WORTH_A_WARNING = {Reason.TIME_UNIT, Reason.METRIC_WITHOUT_DATA, Reason.NOTHING_RECOGNISED, Reason.ENUM_NAME}
 """Changes that a sender is told of in both parities: its exporter is at fault. The rest only in strict."""
 
 

@@ -74,6 +74,10 @@ class Temporality(IntEnum):
     CUMULATIVE = 2
 
 
+FIRST_LIKELY_NS = 31_536_000_000_000_000
+"""1 January 1971. An earlier time is most likely one in seconds, ms or us that was sent as nanoseconds: it is kept as
+it was sent, and its sender is told."""
+
 Tags = tuple[tuple[str, str], ...]
 
 _DEFINITION = struct.Struct("<QBBBBIHHI")  # series.pxd: struct Definition
@@ -208,6 +212,7 @@ class Reason(StrEnum):
     FIELD_CLASH = "field_clash"
     BUCKETS_LEFT_OUT = "buckets_left_out"
     TIME_ZERO = "time_zero"
+    TIME_UNIT = "time_looks_like_another_unit"
     METRIC_WITHOUT_DATA = "metric_without_data"
     NOTHING_RECOGNISED = "nothing_recognised"
     ENUM_NAME = "enum_name"

@@ -24,6 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from gateway.buffer.record import BAD_MAX, BAD_MIN, BAD_SUM, HAS_MAX, HAS_MIN, HAS_SUM
 from gateway.config import PointSettings
 from gateway.model import (
+    FIRST_LIKELY_NS,
     MAX_TIME_NS,
     Category,
     Event,
@@ -162,6 +163,8 @@ def _times(reading: _Reading, point: Point) -> tuple[int, int]:
     if time_ns == 0:
         reading.losses.change(Reason.TIME_ZERO, "time 0 becomes the time of arrival")
         time_ns = reading.received_ns
+    elif time_ns < FIRST_LIKELY_NS:
+        reading.losses.change(Reason.TIME_UNIT, "a time before 1971 is sent on as it is")
     return time_ns, start_ns if start_ns <= MAX_TIME_NS else 0
 
 

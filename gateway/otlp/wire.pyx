@@ -33,7 +33,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
 
 from gateway.buffer.record import BAD_MAX, BAD_MIN, BAD_SUM, HAS_MAX, HAS_MIN, HAS_SUM, pack_definitions
-from gateway.model import MAX_TIME_NS, Batch, Kind, Losses, Reason, Refusal, Signal, Temporality
+from gateway.model import FIRST_LIKELY_NS, MAX_TIME_NS, Batch, Kind, Losses, Reason, Refusal, Signal, Temporality
 from gateway.otlp import expand
 
 cdef enum:
@@ -51,6 +51,7 @@ cdef enum Loss:
     CHANGED_BUCKETS
     CHANGED_BOUNDS
     CHANGED_TIME
+    CHANGED_UNIT
     CHANGED_FINITE
     CHANGED_NO_DATA
     LOSSES
@@ -69,11 +70,12 @@ _CHANGED = {
     CHANGED_BUCKETS: Reason.BUCKETS_LEFT_OUT,
     CHANGED_BOUNDS: Reason.BAD_BOUNDS,
     CHANGED_TIME: Reason.TIME_ZERO,
+    CHANGED_UNIT: Reason.TIME_UNIT,
     CHANGED_FINITE: Reason.NOT_FINITE,
     CHANGED_NO_DATA: Reason.METRIC_WITHOUT_DATA,
 }
 
-cdef uint64_t LAST_NS = MAX_TIME_NS
+cdef uint64_t LAST_NS = MAX_TIME_NS, FIRST_LIKELY = FIRST_LIKELY_NS
 cdef uint32_t MAX_QUANTILES = expand.MAX_QUANTILES
 cdef uint8_t F_SUM = HAS_SUM, F_MIN = HAS_MIN, F_MAX = HAS_MAX
 cdef uint8_t F_BAD_SUM = BAD_SUM, F_BAD_MIN = BAD_MIN, F_BAD_MAX = BAD_MAX
@@ -432,6 +434,8 @@ cdef class Request:
             return 1
         if time > LAST_NS:
             return 0
+        if time < FIRST_LIKELY:
+            self.lose(CHANGED_UNIT)
         time_ns[0] = <int64_t> time
         return 1
 
@@ -520,7 +524,7 @@ cdef class Request:
         except (DecodeError, UnicodeDecodeError) as error:
             self.malformed(point, f"attributes that cannot be read ({error}) in the data point")
         definitions = [series.pack() for series in family]
-        if registry.filled < registry.max_series:
+        if registry.table.count + <uint32_t> len(definitions) <= registry.max_series:
             return registry.remember(key, definitions)
         return registry.pass_through(definitions, self.definitions)
 

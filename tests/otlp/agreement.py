@@ -16,7 +16,14 @@ from tests.otlp.points import RECEIVED_NS
 
 SENDER = "192.0.2.7"
 
-OF_A_ROW = {Reason.TIME_ZERO, Reason.BUCKETS_LEFT_OUT, Reason.BAD_BOUNDS, Reason.METRIC_WITHOUT_DATA, Reason.NOT_FINITE}
+OF_A_ROW = {
+    Reason.TIME_ZERO,
+    Reason.TIME_UNIT,
+    Reason.BUCKETS_LEFT_OUT,
+    Reason.BAD_BOUNDS,
+    Reason.METRIC_WITHOUT_DATA,
+    Reason.NOT_FINITE,
+}
 """Changes that are counted for each data point. The others are counted once a series, so the readers' counts differ
 where the same series is written in other bytes."""
 

@@ -244,7 +244,7 @@ def test_case_20_times_are_kept_as_sent_or_left_out_with_a_reason() -> None:
         }
         assert only(sent, "lab.startafter")
         assert losses.left_out == {Reason.TIME_RANGE: 3}
-        assert losses.changed == {Reason.TIME_ZERO: 1}
+        assert losses.changed == {Reason.TIME_ZERO: 1, Reason.TIME_UNIT: 2}
 
 
 def rows_of_one(data: str, **members: object) -> tuple[list[Row], Losses]:
