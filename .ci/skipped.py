@@ -22,7 +22,8 @@ def main() -> int:
     for test, reason in wrong:
         print(f"{test} was skipped, though this machine could run it: {reason}")
     if not wrong:
-        print(f"{len(cases)} tests, {len(skipped)} skipped, each for a reason that this machine cannot help")
+        why = f"{len(skipped)} skipped, which this machine could not help" if skipped else "none skipped"
+        print(f"{len(cases)} tests, {why}")
     return 1 if wrong or not cases else 0
 
 
