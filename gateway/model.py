@@ -74,9 +74,9 @@ class Temporality(IntEnum):
     CUMULATIVE = 2
 
 
-FIRST_LIKELY_NS = 31_536_000_000_000_000
-"""1 January 1971. An earlier time is most likely one in seconds, ms or us that was sent as nanoseconds: it is kept as
-it was sent, and its sender is told."""
+LOOKS_LIKE_ANOTHER_UNIT_NS = (100_000_000, 31_536_000_000_000_000)
+"""0.1 s after the beginning of 1970 to a year after it: a time in between is most likely one in seconds, ms or us,
+sent as nanoseconds. It is kept as it was sent, and its sender is told."""
 
 Tags = tuple[tuple[str, str], ...]
 

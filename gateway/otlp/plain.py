@@ -24,7 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from gateway.buffer.record import BAD_MAX, BAD_MIN, BAD_SUM, HAS_MAX, HAS_MIN, HAS_SUM
 from gateway.config import PointSettings
 from gateway.model import (
-    FIRST_LIKELY_NS,
+    LOOKS_LIKE_ANOTHER_UNIT_NS,
     MAX_TIME_NS,
     Category,
     Event,
@@ -163,7 +163,7 @@ def _times(reading: _Reading, point: Point) -> tuple[int, int]:
     if time_ns == 0:
         reading.losses.change(Reason.TIME_ZERO, "time 0 becomes the time of arrival")
         time_ns = reading.received_ns
-    elif time_ns < FIRST_LIKELY_NS:
+    elif LOOKS_LIKE_ANOTHER_UNIT_NS[0] <= time_ns < LOOKS_LIKE_ANOTHER_UNIT_NS[1]:
         reading.losses.change(Reason.TIME_UNIT, "a time before 1971 is sent on as it is")
     return time_ns, start_ns if start_ns <= MAX_TIME_NS else 0
 

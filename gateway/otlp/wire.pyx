@@ -33,7 +33,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
 
 from gateway.buffer.record import BAD_MAX, BAD_MIN, BAD_SUM, HAS_MAX, HAS_MIN, HAS_SUM, pack_definitions
-from gateway.model import FIRST_LIKELY_NS, MAX_TIME_NS, Batch, Kind, Losses, Reason, Refusal, Signal, Temporality
+from gateway.model import LOOKS_LIKE_ANOTHER_UNIT_NS, MAX_TIME_NS, Batch, Kind, Losses, Reason, Refusal, Signal, Temporality
 from gateway.otlp import expand
 
 cdef enum:
@@ -75,7 +75,8 @@ _CHANGED = {
     CHANGED_NO_DATA: Reason.METRIC_WITHOUT_DATA,
 }
 
-cdef uint64_t LAST_NS = MAX_TIME_NS, FIRST_LIKELY = FIRST_LIKELY_NS
+cdef uint64_t LAST_NS = MAX_TIME_NS
+cdef uint64_t OTHER_UNIT_FROM = LOOKS_LIKE_ANOTHER_UNIT_NS[0], OTHER_UNIT_TO = LOOKS_LIKE_ANOTHER_UNIT_NS[1]
 cdef uint32_t MAX_QUANTILES = expand.MAX_QUANTILES
 cdef uint8_t F_SUM = HAS_SUM, F_MIN = HAS_MIN, F_MAX = HAS_MAX
 cdef uint8_t F_BAD_SUM = BAD_SUM, F_BAD_MIN = BAD_MIN, F_BAD_MAX = BAD_MAX
@@ -434,7 +435,7 @@ cdef class Request:
             return 1
         if time > LAST_NS:
             return 0
-        if time < FIRST_LIKELY:
+        if OTHER_UNIT_FROM <= time < OTHER_UNIT_TO:
             self.lose(CHANGED_UNIT)
         time_ns[0] = <int64_t> time
         return 1
