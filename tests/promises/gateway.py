@@ -25,7 +25,8 @@ timeout_s = "5s"
 
 
 class GatewayProcess:
-    """``start`` waits for the ready line; ``grpc``, ``http`` and ``api`` are HOST:PORT then."""
+    """``start`` waits for the ready line; ``grpc``, ``http`` and ``api`` are HOST:PORT then. As a context manager it
+    leaves no process behind, however the test ends."""
 
     def __init__(
         self, place: Path, dataway: str | None, conf: str = "", environment: dict[str, str] | None = None
@@ -40,26 +41,37 @@ class GatewayProcess:
         self.log: list[str] = []
         self._process: subprocess.Popen[str] | None = None
 
+    def __enter__(self) -> GatewayProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def start(self, timeout_s: float = 30.0) -> float:
         """Seconds from the start of the process to its ready line. Raises ``RuntimeError`` with its log."""
         began = time.monotonic()
+        process = self.launch()
+        assert process.stdout is not None
+        guard = threading.Timer(timeout_s, process.kill)
+        guard.start()
+        line = process.stdout.readline()
+        guard.cancel()
+        if not line.startswith("locum ready"):
+            process.wait(5)
+            raise RuntimeError("the gateway did not start:\n" + "\n".join(self.log[-20:]))
+        found = dict(re.findall(r"(\w+)=([^ ,\n]+)", line))
+        self.grpc, self.http, self.api = found["grpc"], found["http"], found["api"]
+        return time.monotonic() - began
+
+    def launch(self) -> subprocess.Popen[str]:
+        """Start the process and wait for nothing."""
         command = [sys.executable, "-m", "gateway.cli", "run"]
         command += ["--conf", str(self.conf_dir), "--data", str(self.data_dir)]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment, cwd=ROOT
         )
-        assert self._process.stdout is not None
         threading.Thread(target=self._read_log, args=(self._process,), daemon=True).start()
-        guard = threading.Timer(timeout_s, self._process.kill)
-        guard.start()
-        line = self._process.stdout.readline()
-        guard.cancel()
-        if not line.startswith("locum ready"):
-            self._process.wait(5)
-            raise RuntimeError("the gateway did not start:\n" + "\n".join(self.log[-20:]))
-        found = dict(re.findall(r"(\w+)=([^ ,\n]+)", line))
-        self.grpc, self.http, self.api = found["grpc"], found["http"], found["api"]
-        return time.monotonic() - began
+        return self._process
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
