@@ -51,14 +51,23 @@ def doubled(arrivals: Iterable[Arrival]) -> dict[Number, set[str]]:
     return found
 
 
-def changed(arrivals: Iterable[Arrival]) -> set[str]:
-    """Package ids that came with different points."""
+def changed(arrivals: Iterable[Arrival]) -> dict[str, str]:
+    """Package ids that came with different points, or with the same in another order; and what was different."""
     contents: dict[str, tuple[Number, ...]] = {}
-    return {
-        arrival.package_id
-        for arrival in arrivals
-        if contents.setdefault(arrival.package_id, arrival.numbers) != arrival.numbers
-    }
+    found: dict[str, str] = {}
+    for arrival in arrivals:
+        before = contents.setdefault(arrival.package_id, arrival.numbers)
+        if before != arrival.numbers:
+            found[arrival.package_id] = _difference(before, arrival.numbers)
+    return found
+
+
+def _difference(before: tuple[Number, ...], now: tuple[Number, ...]) -> str:
+    more, less = set(now) - set(before), set(before) - set(now)
+    category = (before or now)[0][0]
+    if not more and not less:
+        return f"{category}: the same {len(now)} points in another order"
+    return f"{category}: {len(before)} points, then {len(now)}; {len(more)} new, {len(less)} missing"
 
 
 def invented(promised: Promised, arrivals: Iterable[Arrival]) -> set[Number]:

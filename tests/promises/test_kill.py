@@ -41,7 +41,13 @@ def test_the_same_package_again_is_not_doubled() -> None:
 
 
 def test_a_package_that_comes_with_other_points_is_changed() -> None:
-    assert oracle.changed([Arrival("dk_1", (A,)), Arrival("dk_1", (A, B))]) == {"dk_1"}
+    found = oracle.changed([Arrival("dk_1", (A,)), Arrival("dk_1", (A, B))])
+    assert found == {"dk_1": "metric: 1 points, then 2; 1 new, 0 missing"}
+
+
+def test_a_package_that_comes_in_another_order_is_changed() -> None:
+    found = oracle.changed([Arrival("dk_1", (A, B)), Arrival("dk_1", (B, A))])
+    assert found == {"dk_1": "metric: the same 2 points in another order"}
 
 
 def test_a_point_that_nobody_sent_is_invented() -> None:
