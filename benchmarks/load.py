@@ -32,24 +32,24 @@ class Outcome:
 
 
 class Requests:
-    """Hands out requests, each once, in order; every round of the templates is 15 s later."""
+    """Hands out requests, each once, in order, for ``seconds`` or, if not 0, ``count`` of them. Every round of the
+    templates is 15 s later."""
 
-    def __init__(self, templates: list[Template], rounds: int, until: float) -> None:
+    def __init__(self, templates: list[Template], seconds: float, count: int) -> None:
         self._templates = templates
-        self._last = rounds * len(templates) if rounds else None
-        self._until = until
+        self._count = count
+        self._until = time.monotonic() + seconds
         self._next = 0
         self._lock = threading.Lock()
 
     def take(self) -> bytes | None:
         with self._lock:
             number = self._next
-            over = number >= self._last if self._last is not None else time.monotonic() >= self._until
-            if over:
+            if number >= self._count if self._count else time.monotonic() >= self._until:
                 return None
             self._next += 1
             lap, at = divmod(number, len(self._templates))
-            return self._templates[at].at(START_NS + lap * INTERVAL_NS + at)
+            return self._templates[at].at(START_NS + lap * INTERVAL_NS + at, lap)
 
 
 def _http(url: str) -> Callable[[bytes], str]:
@@ -74,7 +74,10 @@ def _http(url: str) -> Callable[[bytes], str]:
             if line.startswith(b"content-length:"):
                 missing = int(line[15:]) - len(rest)
                 while missing > 0:
-                    missing -= len(connection.recv(65536))
+                    part = connection.recv(65536)
+                    if not part:
+                        raise ConnectionError("the connection was closed in the middle of an answer")
+                    missing -= len(part)
         return headers[9:12].decode()
 
     return post
@@ -95,18 +98,24 @@ def _grpc(url: str) -> Callable[[bytes], str]:
     return post
 
 
-def run(url: str, workload: str, connections: int, seconds: float) -> dict[str, object]:
-    """Send for ``seconds`` (or the workload's rounds); what came of it."""
+def run(url: str, workload: str, connections: int, seconds: float, count: int = 0) -> dict[str, object]:
+    """Send for ``seconds``, or ``count`` requests, or the workload's rounds; what came of it."""
     chosen = WORKLOADS[workload]
-    requests = Requests(chosen.templates(), chosen.rounds, time.monotonic() + seconds)
-    requests._until = time.monotonic() + seconds
+    templates = chosen.templates()
+    requests = Requests(templates, seconds, count or chosen.rounds * len(templates))
     outcomes = [Outcome() for _ in range(connections)]
 
     def send(outcome: Outcome) -> None:
-        post = _grpc(url) if url.startswith("grpc://") else _http(url)
+        post: Callable[[bytes], str] | None = None
         while (body := requests.take()) is not None:
             began = time.perf_counter()
-            outcome.statuses[post(body)] += 1
+            try:
+                post = post or (_grpc(url) if url.startswith("grpc://") else _http(url))
+                status = post(body)
+            except OSError as error:
+                status, post = type(error).__name__, None
+                time.sleep(0.1)
+            outcome.statuses[status] += 1
             outcome.latencies.append(time.perf_counter() - began)
 
     began, cpu_began = time.monotonic(), time.process_time()
@@ -116,7 +125,7 @@ def run(url: str, workload: str, connections: int, seconds: float) -> dict[str, 
     for thread in threads:
         thread.join()
     took_s = time.monotonic() - began
-    latencies = sorted(latency for outcome in outcomes for latency in outcome.latencies)
+    latencies = sorted(latency for outcome in outcomes for latency in outcome.latencies) or [0.0]
     statuses: Counter[str] = Counter()
     for outcome in outcomes:
         statuses += outcome.statuses
@@ -139,8 +148,9 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, default="gauges")
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--count", type=int, default=0, help="send this many requests, however long it takes")
     told = parser.parse_args()
-    print(json.dumps(run(told.url, told.workload, told.connections, told.seconds)))
+    print(json.dumps(run(told.url, told.workload, told.connections, told.seconds, told.count)))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ class Counts:
 
 
 def _number(head: bytes, name: bytes) -> int:
-    at = head.find(name)
-    return int(head[at + len(name) : head.find(b"\r", at)]) if at >= 0 else 0
+    """The number after ``name``, 0 where there is none."""
+    _, found, rest = head.partition(name)
+    return int(rest.partition(b"\r")[0]) if found else 0
 
 
 def _serve(connection: socket.socket, counts: Counts) -> None:

@@ -15,6 +15,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 _MARK_NS = 0x1122334455667788
 """Stands where a time will be; no other eight bytes of a request look like this."""
+_FIRST_PID = 10_000_000
+_PID_MARK = "@PROCESS"
+"""Stands where a process id will be: eight digits."""
 INTERVAL_NS = 15_000_000_000
 START_NS = 1_796_000_000_000_000_000
 
@@ -29,23 +32,33 @@ GAUGES = (
 
 
 class Template:
-    """A serialized request whose times can be set."""
+    """A serialized request whose times, and process ids where it has some, can be set."""
 
     def __init__(self, request: ExportMetricsServiceRequest) -> None:
         raw = request.SerializeToString()
-        mark = _MARK_NS.to_bytes(8, "little")
-        places = []
-        at = raw.find(mark)
-        while at >= 0:
-            places.append(at)
-            at = raw.find(mark, at + 8)
         self._bytes = np.frombuffer(raw, np.uint8).copy()
-        self._places: npt.NDArray[np.int64] = np.array(places, np.int64)[:, None] + np.arange(8)
+        self._times = _places(raw, _MARK_NS.to_bytes(8, "little"))
+        self._pids = _places(raw, _PID_MARK.encode())
 
-    def at(self, time_ns: int) -> bytes:
-        """The request with every time ``time_ns``."""
-        self._bytes[self._places] = np.frombuffer(time_ns.to_bytes(8, "little"), np.uint8)
+    def at(self, time_ns: int, lap: int = 0) -> bytes:
+        """The request with every time ``time_ns``. With every ``lap`` a twentieth of its processes are others."""
+        self._bytes[self._times] = np.frombuffer(time_ns.to_bytes(8, "little"), np.uint8)
+        if len(self._pids):
+            born = [(lap + at) // 20 for at in range(len(self._pids))]
+            pids = [_FIRST_PID + len(self._pids) * life + at for at, life in enumerate(born)]
+            digits = "".join(map(str, pids)).encode()
+            self._bytes[self._pids] = np.frombuffer(digits, np.uint8).reshape(-1, 8)
         return self._bytes.tobytes()
+
+
+def _places(raw: bytes, mark: bytes) -> npt.NDArray[np.int64]:
+    """Where ``mark`` (eight bytes) stands: a row of eight positions for each."""
+    found = []
+    at = raw.find(mark)
+    while at >= 0:
+        found.append(at)
+        at = raw.find(mark, at + 8)
+    return np.array(found, np.int64)[:, None] + np.arange(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +154,15 @@ def _histograms() -> Iterator[ExportMetricsServiceRequest]:
 
 
 def _fleet() -> Iterator[ExportMetricsServiceRequest]:
-    """10,000 GPUs on 1,250 hosts, 20 metrics each, and two processes a GPU whose pids change now and then."""
+    """10,000 GPUs on 1,250 hosts, 20 metrics each, and two processes a GPU, of which a twentieth are others
+    every time."""
     for host in range(1250):
         request = _gpu_request(host, range(host * 8, host * 8 + 8), 20, 0)
         metric = request.resource_metrics[0].scope_metrics[0].metrics.add(name="process.gpu.memory.usage", unit="By")
         for gpu in range(host * 8, host * 8 + 8):
             for process in range(2):
                 point = metric.gauge.data_points.add(time_unix_nano=_MARK_NS, as_int=gpu * 4096 + process)
-                point.attributes.extend([*_gpu_attributes(gpu), _attribute("process.pid", str(gpu * 10 + process))])
+                point.attributes.extend([*_gpu_attributes(gpu), _attribute("process.pid", _PID_MARK)])
         yield request
 
 
