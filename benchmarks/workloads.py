@@ -70,7 +70,9 @@ class Workload:
     build: Callable[[], Iterator[ExportMetricsServiceRequest]]
     points_in: int
     points_out: int
-    target: str
+    target: str = ""
+    max_yardsticks: float = 0.0
+    max_peak_mb: float = 0.0
     rounds: int = 0
 
     def templates(self) -> list[Template]:
@@ -173,8 +175,8 @@ def _series() -> Iterator[ExportMetricsServiceRequest]:
 
 
 WORKLOADS = {
-    "gauges": Workload("gauges", _gauges, 1000, 1000, "CPU <= 3.0 yardsticks"),
-    "histograms": Workload("histograms", _histograms, 200, 3400, "CPU <= 30 yardsticks"),
-    "fleet": Workload("fleet", _fleet, 176, 176, ""),
-    "series": Workload("series", _series, 5000, 5000, "peak memory <= 1 GB", rounds=2),
+    "gauges": Workload("gauges", _gauges, 1000, 1000, "CPU <= 3 yardsticks", max_yardsticks=3.0),
+    "histograms": Workload("histograms", _histograms, 200, 3400, "CPU <= 30 yardsticks", max_yardsticks=30.0),
+    "fleet": Workload("fleet", _fleet, 176, 176),
+    "series": Workload("series", _series, 5000, 5000, "peak memory <= 1 GB", max_peak_mb=1000.0, rounds=2),
 }
