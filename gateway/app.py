@@ -125,6 +125,7 @@ class Gateway:
     def _start_lanes(self, settings: Settings, generation: Generation) -> None:
         """A lane for each category of each sink, every one from its own cursor."""
         rules = generation.rules
+        lanes: list[Lane] = []
         look = f"{settings.points.parity}/{settings.policy!r}"
         for name, interval_s, max_body_bytes, encoding, outlet in self._outlets(settings):
             for category in Category:
@@ -134,7 +135,7 @@ class Gateway:
                     generation.registry.table,
                     max_body_bytes,
                 )
-                self._lanes.append(
+                lanes.append(
                     Lane(
                         name,
                         category,
@@ -148,7 +149,8 @@ class Gateway:
                         interval_s,
                     )
                 )
-        for lane in self._lanes:
+        self._lanes = lanes
+        for lane in lanes:
             lane.start()
 
     def _outlets(self, settings: Settings) -> Iterator[tuple[str, float, int, str, Callable[[Category], Outlet]]]:
@@ -175,7 +177,6 @@ class Gateway:
             lane.ask_to_stop()
         for lane in self._lanes:
             lane.stop(max(0.1, until - time.monotonic()))
-        self._lanes = []
 
     def _start_receivers(self, settings: Settings) -> None:
         receive = settings.receive
@@ -301,11 +302,19 @@ class Gateway:
 
     def _needed(self, first: int, last: int) -> bool:
         """Whether a sink is in the middle of these batches, and may have to make the same bodies of them again."""
-        windows = [window for lane in self._lanes if (window := lane.open_window) is not None]
-        return any(begin <= last and first <= end for begin, end in windows)
+        # the files tell it at any time, before the lanes have begun and while they change at a reload
+        windows = [
+            window
+            for path in (self._settings.data_dir / "cursors").glob("*.json")
+            if (window := cursor.read(path).window) is not None
+        ]
+        return any(window.first <= last and first <= window.last for window in windows)
 
     def _delivered_through(self) -> int | None:
-        return min((lane.delivered for lane in self._lanes), default=None)
+        """The last batch that every sink is done with; None where there is no sink."""
+        if not (self._settings.dataways or self._settings.files):
+            return None
+        return min((lane.delivered for lane in self._lanes), default=0)
 
 
 def _until(follower: Follower, last_batch: int) -> Iterator[Record]:

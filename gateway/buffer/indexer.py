@@ -126,8 +126,7 @@ class Indexer:
             self._reading.close()
 
     def _rest(self) -> None:
-        pending = self._reading is not None and self._reading.index.pending
-        if pending or self._to_seal:
+        if self._reading is None or self._reading.index.pending or self._to_seal:
             self._wake.wait(_POLL_S)
         elif self._writer.committed().batch <= self._loaded_through:
             self._writer.wait(self._loaded_through, _IDLE_S)

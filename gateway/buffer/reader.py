@@ -174,7 +174,8 @@ class Follower:
             if first and record.batch > self.position:
                 self._miss(record.batch)
             first = False
-            known.define(record)
+            if self._signal in (None, Signal.METRICS):  # nothing else speaks of series
+                known.define(record)
             if record.batch <= self.position:
                 continue
             if self._signal is not None and record.signal is not self._signal:

@@ -113,6 +113,8 @@ SCHEMAS = {
 }
 """Every table, with its columns as ``schema.sql`` has them."""
 
+ROWS_A_SERIES = 64
+"""A new series weighs as much as so many rows: it is unpacked into Python objects on its way."""
 BUCKETS_A_ROW = 8
 """So many buckets of a distribution weigh as much as a row of the numbers, where the size of a load is reckoned."""
 
@@ -159,6 +161,7 @@ class Gathering:
             number = self.numbering.define(series, definition)
             if number is not None:
                 self._series.append((number, definition, seen_ns))
+                self.rows += ROWS_A_SERIES
 
     def add(self, record: Record) -> None:
         self.define(record.definitions, record.received_ns)

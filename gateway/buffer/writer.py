@@ -86,6 +86,7 @@ class Writer:
         self._next_batch = first_batch
         self._descriptor = -1
         self._opened_at = 0.0
+        self._definitions_bytes = 0
         self._broken = False
         self.trouble: str | None = None
         self._committed = Committed(segment, 0, first_batch - 1)
@@ -208,6 +209,7 @@ class Writer:
         began = time.perf_counter()
         parts: list[journal.Buffer] = []
         offset, number = self._committed.offset, self._next_batch
+        definitions_bytes = self._definitions_bytes
         for batch, _, _ in group:
             definitions = batch.definitions + table.undefined(batch.body)
             pieces, size = journal.record_parts(
@@ -215,6 +217,7 @@ class Writer:
             )
             parts += pieces
             offset += size
+            definitions_bytes += len(definitions)
             number += 1
         self._next_batch = number  # used up even if this fails: the records may have reached the disk
         journal.write_all(self._descriptor, parts)
@@ -226,6 +229,7 @@ class Writer:
         with self._safe:
             self._committed = Committed(self._committed.segment, offset, number - 1)
             self._safe.notify_all()
+        self._definitions_bytes = definitions_bytes
         self.trouble = None
         self._meters.commit_s.observe(time.perf_counter() - began)
         for batch_number, (batch, _, future) in enumerate(group, number - len(group)):
@@ -282,8 +286,11 @@ class Writer:
         return self._committed.offset <= journal.FILE_HEADER.size
 
     def _is_due(self) -> bool:
+        """Whether the segment is old or large enough. Definitions do not count: each new segment has to say them all
+        again, so with very many series a size with them would roll ever sooner."""
         age_s = time.monotonic() - self._opened_at
-        return self._committed.offset >= self._settings.segment_bytes or age_s >= self._settings.segment_age_s
+        size_bytes = self._committed.offset - self._definitions_bytes
+        return size_bytes >= self._settings.segment_bytes or age_s >= self._settings.segment_age_s
 
     def _new_segment(self, table: SeriesTable) -> None:
         """Begin a segment whose ids are those of ``table``. Raises ``OSError``; then all is as it was."""
@@ -318,6 +325,7 @@ class Writer:
             os.close(self._descriptor)
         self._descriptor = descriptor
         self._opened_at = time.monotonic()
+        self._definitions_bytes = 0
         self._broken = False
         with self._safe:
             self._committed = Committed(segment, journal.FILE_HEADER.size, self._next_batch - 1)
