@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from benchmarks.workloads import INTERVAL_NS, START_NS, WORKLOADS, Template
+from benchmarks.workloads import WORKLOADS, Template, Workload
 
 _EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
@@ -32,10 +32,10 @@ class Outcome:
 
 
 class Requests:
-    """Hands out requests, each once, in order, for ``seconds`` or, if not 0, ``count`` of them. Every round of the
-    templates is 15 s later."""
+    """Hands out requests, each once, in order, for ``seconds`` or, if not 0, ``count`` of them."""
 
-    def __init__(self, templates: list[Template], seconds: float, count: int) -> None:
+    def __init__(self, workload: Workload, templates: list[Template], seconds: float, count: int) -> None:
+        self._workload = workload
         self._templates = templates
         self._count = count
         self._until = time.monotonic() + seconds
@@ -49,7 +49,7 @@ class Requests:
                 return None
             self._next += 1
             lap, at = divmod(number, len(self._templates))
-            return self._templates[at].at(START_NS + lap * INTERVAL_NS + at, lap)
+            return self._templates[at].at(self._workload.time_ns(lap, at, len(self._templates)), lap)
 
 
 def _http(url: str) -> Callable[[bytes], str]:
@@ -102,7 +102,7 @@ def run(url: str, workload: str, connections: int, seconds: float, count: int = 
     """Send for ``seconds``, or ``count`` requests, or the workload's rounds; what came of it."""
     chosen = WORKLOADS[workload]
     templates = chosen.templates()
-    requests = Requests(templates, seconds, count or chosen.rounds * len(templates))
+    requests = Requests(chosen, templates, seconds, count or chosen.rounds * len(templates))
     outcomes = [Outcome() for _ in range(connections)]
 
     def send(outcome: Outcome) -> None:

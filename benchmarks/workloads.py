@@ -5,6 +5,7 @@ Everything is deterministic. A workload is a list of serialized ``ExportMetricsS
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 _MARK_NS = 0x1122334455667788
 """Stands where a time will be; no other eight bytes of a request look like this."""
+_VALUE_MARK = -1.2345678901234567e-89
+"""Stands where a value will be."""
 _FIRST_PID = 10_000_000
 _PID_MARK = "@PROCESS"
 """Stands where a process id will be: eight digits."""
@@ -32,17 +35,26 @@ GAUGES = (
 
 
 class Template:
-    """A serialized request whose times, and process ids where it has some, can be set."""
+    """A serialized request whose times, values and process ids can be set. Values walk: each time that the request is
+    sent, some are a tenth or two up or down, as readings of a sensor are."""
 
-    def __init__(self, request: ExportMetricsServiceRequest) -> None:
+    def __init__(self, request: ExportMetricsServiceRequest, seed: int = 0) -> None:
         raw = request.SerializeToString()
+        random = np.random.default_rng(seed)
         self._bytes = np.frombuffer(raw, np.uint8).copy()
         self._times = _places(raw, _MARK_NS.to_bytes(8, "little"))
         self._pids = _places(raw, _PID_MARK.encode())
+        self._values = _places(raw, struct.pack("<d", _VALUE_MARK))
+        self._tenths = random.integers(100, 900, len(self._values))
+        self._steps = random.choice((-2, -1, 0, 0, 0, 0, 0, 1, 2), len(self._values) + 1013)
 
     def at(self, time_ns: int, lap: int = 0) -> bytes:
         """The request with every time ``time_ns``. With every ``lap`` a twentieth of its processes are others."""
         self._bytes[self._times] = np.frombuffer(time_ns.to_bytes(8, "little"), np.uint8)
+        if count := len(self._values):
+            begin = lap * 997 % 1013
+            self._tenths += self._steps[begin : begin + count]
+            self._bytes[self._values] = (self._tenths / 10).view(np.uint8).reshape(-1, 8)
         if len(self._pids):
             born = [(lap + at) // 20 for at in range(len(self._pids))]
             pids = [_FIRST_PID + len(self._pids) * life + at for at, life in enumerate(born)]
@@ -63,8 +75,9 @@ def _places(raw: bytes, mark: bytes) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``templates`` are sent round and round; each round is 15 s later. ``points`` is what one request makes: data
-    points in, points for Guance out. ``rounds``: how often, 0 for as long as time lasts."""
+    """``templates`` are sent round and round. Each is 15 s later than the one before, or, where they are of one moment
+    (``together``), each round is. ``points_in`` and ``points_out`` are what one request makes: data points in, points
+    for Guance out. ``rounds``: how often, 0 for as long as time lasts."""
 
     name: str
     build: Callable[[], Iterator[ExportMetricsServiceRequest]]
@@ -73,10 +86,15 @@ class Workload:
     target: str = ""
     max_yardsticks: float = 0.0
     max_peak_mb: float = 0.0
+    together: bool = False
     rounds: int = 0
 
     def templates(self) -> list[Template]:
-        return [Template(request) for request in self.build()]
+        return [Template(request, seed) for seed, request in enumerate(self.build())]
+
+    def time_ns(self, lap: int, at: int, templates: int) -> int:
+        """The time of the points of template ``at`` of ``templates`` in round ``lap``."""
+        return START_NS + (lap if self.together else lap * templates + at) * INTERVAL_NS
 
 
 def _attribute(key: str, value: str) -> KeyValue:
@@ -113,22 +131,19 @@ def _request(host: int) -> ExportMetricsServiceRequest:
     return request
 
 
-def _gpu_request(host: int, gpus: range, metrics: int, drift: int) -> ExportMetricsServiceRequest:
-    """``metrics`` gauges for each of ``gpus``; the values move with ``drift``."""
+def _gpu_request(host: int, gpus: range, metrics: int) -> ExportMetricsServiceRequest:
+    """``metrics`` gauges for each of ``gpus``."""
     request = _request(host)
-    random = np.random.default_rng(host * 1009 + drift)
     for name, unit in GAUGES[:metrics]:
         metric = request.resource_metrics[0].scope_metrics[0].metrics.add(name=name, unit=unit)
         for gpu in gpus:
-            value = round(float(random.normal(50 + gpu % 30, 3)), 1)
-            point = metric.gauge.data_points.add(time_unix_nano=_MARK_NS, as_double=value)
+            point = metric.gauge.data_points.add(time_unix_nano=_MARK_NS, as_double=_VALUE_MARK)
             point.attributes.extend(_gpu_attributes(gpu))
     return request
 
 
 def _gauges() -> Iterator[ExportMetricsServiceRequest]:
-    for drift in range(16):
-        yield _gpu_request(0, range(100), 10, drift)
+    yield _gpu_request(0, range(100), 10)
 
 
 def _histograms() -> Iterator[ExportMetricsServiceRequest]:
@@ -159,7 +174,7 @@ def _fleet() -> Iterator[ExportMetricsServiceRequest]:
     """10,000 GPUs on 1,250 hosts, 20 metrics each, and two processes a GPU, of which a twentieth are others
     every time."""
     for host in range(1250):
-        request = _gpu_request(host, range(host * 8, host * 8 + 8), 20, 0)
+        request = _gpu_request(host, range(host * 8, host * 8 + 8), 20)
         metric = request.resource_metrics[0].scope_metrics[0].metrics.add(name="process.gpu.memory.usage", unit="By")
         for gpu in range(host * 8, host * 8 + 8):
             for process in range(2):
@@ -171,12 +186,14 @@ def _fleet() -> Iterator[ExportMetricsServiceRequest]:
 def _series() -> Iterator[ExportMetricsServiceRequest]:
     """1,000,000 distinct series: 20 metrics of 50,000 GPUs."""
     for host in range(200):
-        yield _gpu_request(host, range(host * 250, host * 250 + 250), 20, 0)
+        yield _gpu_request(host, range(host * 250, host * 250 + 250), 20)
 
 
 WORKLOADS = {
     "gauges": Workload("gauges", _gauges, 1000, 1000, "CPU <= 3 yardsticks", max_yardsticks=3.0),
     "histograms": Workload("histograms", _histograms, 200, 3400, "CPU <= 30 yardsticks", max_yardsticks=30.0),
-    "fleet": Workload("fleet", _fleet, 176, 176),
-    "series": Workload("series", _series, 5000, 5000, "peak memory <= 1 GB", max_peak_mb=1000.0, rounds=2),
+    "fleet": Workload("fleet", _fleet, 176, 176, together=True),
+    "series": Workload(
+        "series", _series, 5000, 5000, "peak memory <= 1 GB", max_peak_mb=1000.0, together=True, rounds=2
+    ),
 }
