@@ -19,26 +19,27 @@ http = ["127.0.0.1:0"]
 api = ["127.0.0.1:0"]
 
 [dataway]
-flush_interval_s = "100ms"
 timeout_s = "5s"
 """
 
 
 class GatewayProcess:
     """``start`` waits for the ready line; ``grpc``, ``http`` and ``api`` are HOST:PORT then. As a context manager it
-    leaves no process behind, however the test ends."""
+    leaves no process behind, however the test ends. ``conf`` goes on in the section ``[dataway]``."""
 
     def __init__(
         self, place: Path, dataway: str | None, conf: str = "", environment: dict[str, str] | None = None
     ) -> None:
         self.conf_dir, self.data_dir = place / "conf", place / "data"
         self.conf_dir.mkdir(exist_ok=True)
-        (self.conf_dir / "locum.toml").write_text(_CONF + conf)
+        soon = "" if "flush_interval_s" in conf else 'flush_interval_s = "100ms"\n'
+        (self.conf_dir / "locum.toml").write_text(_CONF + soon + conf)
         self.environment = dict(os.environ) | (environment or {})
         if dataway:
             self.environment["ENV_DATAWAY"] = dataway
         self.grpc = self.http = self.api = ""
         self.log: list[str] = []
+        self._logged = threading.Condition()
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> GatewayProcess:
@@ -76,7 +77,14 @@ class GatewayProcess:
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
         for line in process.stderr:
-            self.log.append(line.rstrip())
+            with self._logged:
+                self.log.append(line.rstrip())
+                self._logged.notify_all()
+
+    def wait_for_log(self, text: str, timeout_s: float = 20.0) -> bool:
+        """Wait until a line of the log has ``text``; whether one has."""
+        with self._logged:
+            return self._logged.wait_for(lambda: any(text in line for line in self.log), timeout_s)
 
     def kill(self) -> None:
         """As the power cut does it."""
