@@ -20,7 +20,7 @@ import pytest
 from gateway.forward.stand_in import StandIn, Taken
 from tests.promises import oracle
 from tests.promises.gateway import ROOT, GatewayProcess
-from tests.promises.kill import Senders, arrival, request
+from tests.promises.kill import Senders, arrival, promises, request
 from tests.promises.oracle import Arrival, Promised
 
 
@@ -65,8 +65,7 @@ def test_sigterm_under_load_ends_within_ten_seconds_and_loses_nothing(tmp_path: 
         with lock:
             arrivals.append(arrival(taken))
 
-    with StandIn(on_request=on_request) as guance:
-        gateway = GatewayProcess(tmp_path, guance.url)
+    with StandIn(on_request=on_request) as guance, GatewayProcess(tmp_path, guance.url) as gateway:
         gateway.start()
         senders = Senders(promised, itertools.count(1), 5)
         senders.start(gateway.http, gateway.grpc)
@@ -83,28 +82,24 @@ def test_sigterm_under_load_ends_within_ten_seconds_and_loses_nothing(tmp_path: 
 
 
 def test_a_second_gateway_on_one_data_directory_is_told_which_process_has_it(tmp_path: Path) -> None:
-    gateway = GatewayProcess(tmp_path, None)
-    gateway.start()
-    try:
+    with GatewayProcess(tmp_path, None) as gateway:
+        gateway.start()
         second = _locum("run", "--conf", str(gateway.conf_dir), "--data", str(gateway.data_dir))
         assert second.returncode == 2
         assert str(gateway.pid) in second.stderr
         assert "Traceback" not in second.stderr
-    finally:
-        gateway.terminate()
+        assert _post(gateway.http, request("metric", [1]))[0] == 200
 
 
 def test_questions_are_answered_by_the_running_gateway_and_from_its_files_when_it_is_gone(tmp_path: Path) -> None:
-    gateway = GatewayProcess(tmp_path, None)
-    gateway.start()
-    try:
+    with GatewayProcess(tmp_path, None) as gateway:
+        gateway.start()
         assert _post(gateway.http, request("metric", [41, 42]))[0] == 200
         places = ("--conf", str(gateway.conf_dir), "--data", str(gateway.data_dir))
         sql = "SELECT sum(int_value)::BIGINT AS total FROM samples"
         running = _locum("query", sql, "--json", *places)
         tapped = _locum("tap", "--last", "2", "--no-follow", "--metric", "promise.*", *places)
         status = _locum("buffer", "status", *places)
-    finally:
         gateway.terminate()
     assert '"rows": [[83]]' in running.stdout, running.stderr
     assert tapped.stdout.count("promise.number=4") == 2, tapped.stderr
@@ -143,8 +138,10 @@ def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 
 def test_sighup_reloads_without_dropping_a_request(tmp_path: Path) -> None:
     promised, arrivals = Promised(), list[Arrival]()
-    with StandIn(on_request=lambda taken: arrivals.append(arrival(taken))) as guance:
-        gateway = GatewayProcess(tmp_path, guance.url)
+    with (
+        StandIn(on_request=lambda taken: arrivals.append(arrival(taken))) as guance,
+        GatewayProcess(tmp_path, guance.url) as gateway,
+    ):
         gateway.start()
         senders = Senders(promised, itertools.count(1), 9)
         senders.start(gateway.http, gateway.grpc)
@@ -178,8 +175,11 @@ def test_a_full_disk_refuses_with_a_hint_loses_nothing_and_recovers(tmp_path: Pa
     with _small_disk(tmp_path / "disk", "16m") as disk:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(12 << 20))
-        with StandIn(on_request=lambda taken: arrivals.append(arrival(taken))) as guance:
-            gateway = GatewayProcess(disk, guance.url, '\n[buffer]\nmin_free_disk_bytes = "1MB"\n')
+        settings = '\n[buffer]\nmin_free_disk_bytes = "1MB"\n'
+        with (
+            StandIn(on_request=lambda taken: arrivals.append(arrival(taken))) as guance,
+            GatewayProcess(disk, guance.url, settings) as gateway,
+        ):
             gateway.start()
             number = itertools.count(1)
             status = 200
@@ -187,7 +187,7 @@ def test_a_full_disk_refuses_with_a_hint_loses_nothing_and_recovers(tmp_path: Pa
             while status == 200 and time.monotonic() < until:
                 numbers = list(itertools.islice(number, 2000))
                 status, headers, body = _post(gateway.http, request("metric", numbers))
-                points = {("metric", each) for each in numbers}
+                points = promises("metric", numbers)
                 (promised.acknowledged if status == 200 else promised.uncertain).update(points)
             assert status == 503, body
             assert int(headers["retry-after"]) >= 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from gateway.forward.stand_in import StandIn
 from gateway.model import Event
-from tests.promises.gateway import GatewayProcess
+from tests.promises.gateway import ROOT, GatewayProcess
 from tests.receive.test_sdks import JS, SENDERS, _node
 
 
@@ -21,10 +25,11 @@ def guance() -> Iterator[StandIn]:
 
 @pytest.fixture(scope="module")
 def gateway(guance: StandIn, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    process = GatewayProcess(tmp_path_factory.mktemp("sdk"), guance.url, "\n[points]\nhostname = 'gateway-1'\n")
-    process.start()
-    yield process
-    assert process.terminate() == 0
+    place = tmp_path_factory.mktemp("sdk")
+    with GatewayProcess(place, guance.url, "\n[points]\nhostname = 'gateway-1'\n") as process:
+        process.start()
+        yield process
+        assert process.terminate() == 0
 
 
 def _await(guance: StandIn, category: str, key: str, value: str, count: int) -> list[Event]:
@@ -77,3 +82,33 @@ def test_the_javascript_sdk_in_all_its_spellings_gives_datakits_points(
 def test_every_signal_was_counted(gateway: GatewayProcess, guance: StandIn) -> None:
     assert {request.category for request in guance.requests} == {"metric", "tracing", "logging"}
     assert all(request.headers["content-encoding"] == "gzip" for request in guance.requests)
+
+
+@contextmanager
+def _locum_dataway() -> Iterator[subprocess.Popen[str]]:
+    """The command, listening; what it prints is to be read."""
+    command = [sys.executable, "-m", "gateway.cli", "dataway", "--listen", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_locum_dataway_prints_datakits_points(tmp_path: Path) -> None:
+    with _locum_dataway() as dataway:
+        assert dataway.stdout is not None
+        ready, _, url = dataway.stdout.readline().rstrip().rpartition(" ")
+        assert ready == "dataway ready"
+        with GatewayProcess(tmp_path, f"{url}?token=tkn_{'0' * 32}", "\n[points]\nhostname = 'gateway-1'\n") as gateway:
+            gateway.start()
+            for send, over_grpc, _ in SENDERS.values():
+                send(over_grpc(f"http://{gateway.grpc}", insecure=True))
+            points = [json.loads(dataway.stdout.readline()) for _ in SENDERS]
+    shown = {point["category"]: point for point in points}
+    assert shown["metric"]["measurement"] == "otel_service"
+    assert shown["metric"]["fields"] == {"a.counter": 7}
+    assert shown["metric"]["tags"]["host"] == "gateway-1"
+    assert shown["tracing"]["fields"]["resource"] == "a span"
+    assert shown["logging"]["fields"]["message"] == "a record"
