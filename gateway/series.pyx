@@ -40,7 +40,7 @@ cdef class SeriesTable:
             return 0
         if series >= FIRST_TRANSIENT:
             raise ValueError(f"series id {series} is transient and has no place in a table")
-        capacity = max(series + 1, 1024, self.capacity + self.capacity // 2)
+        capacity = max(series + 1, 1024, self.capacity + self.capacity // 8)
         blobs = <Blob**> realloc(self.blobs, capacity * sizeof(Blob*))
         if blobs == NULL:
             raise MemoryError()
