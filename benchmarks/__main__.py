@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.workloads import WORKLOADS
 from benchmarks.yardstick import measure
@@ -53,6 +54,7 @@ class Result:
     open_bytes: float
     target: str
     met: bool
+    new_series_us: float = 0.0
     seal_us: float = 0.0
     sealed_bytes: float = 0.0
 
@@ -141,32 +143,50 @@ def wait_for_rest(pid: int, longest_s: float = 60.0) -> float:
 
 
 def run(target: Target, workload: str, transport: str, connections: int, seconds: float) -> Result:
-    """Send a workload to ``target``; what it cost."""
+    """Send a workload to ``target``; what it cost, once its series are known."""
     chosen = WORKLOADS[workload]
     before = measure(chosen)
+    load = [sys.executable, "-m", "benchmarks.load", "--url", target.url, "--workload", workload]
+    load += ["--connections", str(connections)]
+    made = delivered = 0
+    new_series_us = 0.0
+    if chosen.together:  # every series for the first time, measured apart
+        began_cpu_s = cpu_s(target.pid)
+        made = _told([*load, "--count", str(chosen.together)])["points_out"]
+        _wait_for_delivery(target, made)
+        new_series_us = (wait_for_rest(target.pid) - began_cpu_s) / max(1, made) * 1e6
     began_cpu_s = cpu_s(target.pid)
-    command = [sys.executable, "-m", "benchmarks.load", "--url", target.url, "--workload", workload]
-    command += ["--connections", str(connections), "--seconds", str(seconds)]
-    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    load += ["--first", str(chosen.together)]
+    load += ["--count", str(chosen.together)] if chosen.once else ["--seconds", str(seconds)]
+    told = _told(load)
     accepted = told["points_out"]
     ended = time.monotonic()
-    delivered = _wait_for_delivery(target, accepted) if target.swallow_port else accepted
+    delivered = _wait_for_delivery(target, made + accepted) - made
     took_s = told["seconds"] + time.monotonic() - ended
     delivered_cpu_s = cpu_s(target.pid) - began_cpu_s
     spent_s = wait_for_rest(target.pid) - began_cpu_s
     yardstick = (before + measure(chosen)) / 2
-    a_point = 1 / max(1, accepted)
+    a_point, kept = 1 / max(1, accepted), max(1, made + accepted)
     yardsticks, peak = spent_s * a_point * 1e6 / yardstick, peak_mb(target.pid)
     return Result(
         workload, transport, accepted, delivered, sum(told["statuses"].values()) - told["requests"],
         accepted / told["seconds"], delivered / took_s, delivered_cpu_s * a_point * 1e6, spent_s * a_point * 1e6,
         yardstick, yardsticks, told["p50_ms"], told["p99_ms"], peak, told["own_cpu_s"] * a_point * 1e6,
-        directory_bytes(target.data_dir) * a_point if target.data_dir else 0.0, chosen.target,
-        yardsticks <= (chosen.max_yardsticks or yardsticks) and peak <= (chosen.max_peak_mb or peak),
+        directory_bytes(target.data_dir) / kept if target.data_dir else 0.0, chosen.target,
+        yardsticks <= (chosen.max_yardsticks or yardsticks) and peak <= (chosen.max_peak_mb or peak), new_series_us,
     )  # fmt: skip
 
 
+def _told(load: list[str]) -> dict[str, Any]:
+    """What the load generator says at its end."""
+    told: dict[str, Any] = json.loads(subprocess.run(load, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    return told
+
+
 def _wait_for_delivery(target: Target, points: int, longest_s: float = 120.0) -> int:
+    """Points that arrived, when all have or none comes any more in time; of a receiver that is not ours, ``points``."""
+    if not target.swallow_port:
+        return points
     until = time.monotonic() + longest_s
     while (delivered := counts(target.swallow_port)["points"]) < points and time.monotonic() < until:
         time.sleep(0.1)
@@ -205,18 +225,21 @@ def directory_bytes(place: Path) -> int:
 def print_table(results: list[Result]) -> None:
     from gateway.console import table
 
-    columns = ("workload", "way", "points/s in", "points/s out", "CPU us/point", "of it to deliver", "sealing us",
-               "yardstick us", "yardsticks", "p50 ms", "p99 ms", "peak MB", "open B/point", "sealed B/point",
-               "accepted", "delivered", "refused", "target", "met")  # fmt: skip
-    table(
-        columns,
-        [
-            (r.workload, r.transport, f"{r.accepted_points_s:,.0f}", f"{r.delivered_points_s:,.0f}", f"{r.cpu_us:.3f}",
-             f"{r.delivered_cpu_us:.3f}", f"{r.seal_us:.3f}", f"{r.yardstick_us:.4f}", f"{r.yardsticks:.2f}",
-             f"{r.p50_ms:.1f}", f"{r.p99_ms:.1f}", f"{r.peak_mb:.0f}", f"{r.open_bytes:.1f}", f"{r.sealed_bytes:.2f}",
-             f"{r.accepted:,}", f"{r.delivered:,}", r.refused, r.target, ("yes" if r.met else "NO") if r.target else "")
-            for r in results
-        ],
+    columns = (
+        "workload", "way", "points/s in", "points/s out", "CPU us/point", "of it to deliver", "new series us",
+        "sealing us", "yardstick us", "yardsticks", "p50 ms", "p99 ms", "peak MB", "open B/point", "sealed B/point",
+        "accepted", "delivered", "refused", "target", "met",
+    )  # fmt: skip
+    table(columns, map(_row, results))
+
+
+def _row(r: Result) -> tuple[str, ...]:
+    return (
+        r.workload, r.transport, f"{r.accepted_points_s:,.0f}", f"{r.delivered_points_s:,.0f}", f"{r.cpu_us:.3f}",
+        f"{r.delivered_cpu_us:.3f}", f"{r.new_series_us:.0f}" if r.new_series_us else "", f"{r.seal_us:.3f}",
+        f"{r.yardstick_us:.4f}", f"{r.yardsticks:.2f}", f"{r.p50_ms:.1f}", f"{r.p99_ms:.1f}", f"{r.peak_mb:.0f}",
+        f"{r.open_bytes:.1f}", f"{r.sealed_bytes:.2f}", f"{r.accepted:,}", f"{r.delivered:,}", str(r.refused),
+        r.target, ("yes" if r.met else "NO") if r.target else "",
     )  # fmt: skip
 
 
@@ -225,7 +248,8 @@ def run_own(workload: str, transport: str, connections: int, seconds: float) -> 
     with tempfile.TemporaryDirectory(prefix="locum-bench-") as place, swallow() as port:
         with gateway(Path(place), transport, port) as target:
             result = run(target, workload, transport, connections, seconds)
-        seal_us, sealed_bytes = seal(Path(place), port, result.accepted)
+        points = result.accepted + WORKLOADS[workload].together * WORKLOADS[workload].points_out
+        seal_us, sealed_bytes = seal(Path(place), port, points)
     return replace(result, seal_us=seal_us, sealed_bytes=sealed_bytes)
 
 

@@ -32,20 +32,21 @@ class Outcome:
 
 
 class Requests:
-    """Hands out requests, each once, in order, for ``seconds`` or, if not 0, ``count`` of them."""
+    """Hands out requests, each once, in order, for ``seconds`` or, if not 0, ``count`` of them, from
+    number ``first`` on."""
 
-    def __init__(self, workload: Workload, templates: list[Template], seconds: float, count: int) -> None:
+    def __init__(self, workload: Workload, templates: list[Template], seconds: float, count: int, first: int) -> None:
         self._workload = workload
         self._templates = templates
-        self._count = count
+        self._last = first + count if count else 0
         self._until = time.monotonic() + seconds
-        self._next = 0
+        self._next = first
         self._lock = threading.Lock()
 
     def take(self) -> bytes | None:
         with self._lock:
             number = self._next
-            if number >= self._count if self._count else time.monotonic() >= self._until:
+            if number >= self._last if self._last else time.monotonic() >= self._until:
                 return None
             self._next += 1
             lap, at = divmod(number, len(self._templates))
@@ -98,11 +99,10 @@ def _grpc(url: str) -> Callable[[bytes], str]:
     return post
 
 
-def run(url: str, workload: str, connections: int, seconds: float, count: int = 0) -> dict[str, object]:
-    """Send for ``seconds``, or ``count`` requests, or the workload's rounds; what came of it."""
+def run(url: str, workload: str, connections: int, seconds: float, count: int = 0, first: int = 0) -> dict[str, object]:
+    """Send for ``seconds`` or, if not 0, ``count`` requests, from number ``first`` on; what came of it."""
     chosen = WORKLOADS[workload]
-    templates = chosen.templates()
-    requests = Requests(chosen, templates, seconds, count or chosen.rounds * len(templates))
+    requests = Requests(chosen, chosen.templates(), seconds, count, first)
     outcomes = [Outcome() for _ in range(connections)]
 
     def send(outcome: Outcome) -> None:
@@ -149,8 +149,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--count", type=int, default=0, help="send this many requests, however long it takes")
+    parser.add_argument("--first", type=int, default=0, help="begin with this request, counted from 0")
     told = parser.parse_args()
-    print(json.dumps(run(told.url, told.workload, told.connections, told.seconds, told.count)))
+    print(json.dumps(run(told.url, told.workload, told.connections, told.seconds, told.count, told.first)))
 
 
 if __name__ == "__main__":

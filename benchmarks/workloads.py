@@ -76,8 +76,8 @@ def _places(raw: bytes, mark: bytes) -> npt.NDArray[np.int64]:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """``templates`` are sent round and round. Each is 15 s later than the one before, or, where they are of one moment
-    (``together``), each round is. ``points_in`` and ``points_out`` are what one request makes: data points in, points
-    for Guance out. ``rounds``: how often, 0 for as long as time lasts."""
+    (``together``: so many templates), each round is. ``points_in`` and ``points_out`` are what one request makes: data
+    points in, points for Guance out. ``once``: a second round ends it, however long it takes."""
 
     name: str
     build: Callable[[], Iterator[ExportMetricsServiceRequest]]
@@ -86,8 +86,8 @@ class Workload:
     target: str = ""
     max_yardsticks: float = 0.0
     max_peak_mb: float = 0.0
-    together: bool = False
-    rounds: int = 0
+    together: int = 0
+    once: bool = False
 
     def templates(self) -> list[Template]:
         return [Template(request, seed) for seed, request in enumerate(self.build())]
@@ -192,8 +192,8 @@ def _series() -> Iterator[ExportMetricsServiceRequest]:
 WORKLOADS = {
     "gauges": Workload("gauges", _gauges, 1000, 1000, "CPU <= 3 yardsticks", max_yardsticks=3.0),
     "histograms": Workload("histograms", _histograms, 200, 3400, "CPU <= 30 yardsticks", max_yardsticks=30.0),
-    "fleet": Workload("fleet", _fleet, 176, 176, together=True),
+    "fleet": Workload("fleet", _fleet, 176, 176, together=1250),
     "series": Workload(
-        "series", _series, 5000, 5000, "peak memory <= 1 GB", max_peak_mb=1000.0, together=True, rounds=2
+        "series", _series, 5000, 5000, "peak memory <= 1 GB", max_peak_mb=1000.0, together=200, once=True
     ),
 }
