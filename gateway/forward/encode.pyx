@@ -18,7 +18,7 @@ from libc.string cimport memcpy
 from gateway.series cimport Definition, SeriesTable
 
 from gateway.buffer.record import BAD_MAX, BAD_MIN, BAD_SUM, HAS_MAX, HAS_MIN, HAS_SUM
-from gateway.model import Kind, Series
+from gateway.model import Kind, Series, varint
 from gateway.otlp.expand import decimal_text
 from gateway.series import TRANSIENT
 
@@ -103,8 +103,8 @@ cdef class LeTags:
         parts, size = [], 0
         for at, text in enumerate(texts):
             raw = text.encode()
-            tag = b"\x0a\x02le\x5a" + bytes((len(raw),)) + raw + b"\x40\x01"
-            parts.append(b"\x12" + bytes((len(tag),)) + tag)
+            tag = b"\x0a\x02le\x5a" + varint(len(raw)) + raw + b"\x40\x01"
+            parts.append(b"\x12" + varint(len(tag)) + tag)
             size += len(parts[at])
             self.ends[at] = size
             self.skip[at] = last[text] != at
