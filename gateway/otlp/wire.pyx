@@ -33,7 +33,9 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
 
 from gateway.buffer.record import BAD_MAX, BAD_MIN, BAD_SUM, HAS_MAX, HAS_MIN, HAS_SUM, pack_definitions
-from gateway.model import LOOKS_LIKE_ANOTHER_UNIT_NS, MAX_TIME_NS, Batch, Kind, Losses, Reason, Refusal, Signal, Temporality
+from gateway.model import (
+    LOOKS_LIKE_ANOTHER_UNIT_NS, MAX_TIME_NS, Batch, Kind, Losses, Reason, Refusal, Signal, Temporality,
+)
 from gateway.otlp import expand
 
 cdef enum:
