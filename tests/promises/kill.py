@@ -59,6 +59,7 @@ class Result:
     ready_s: list[float] = field(default_factory=list)
     caught_up_s: float = 0.0
     log: list[str] = field(default_factory=list, repr=False)
+    differences: list[str] = field(default_factory=list)
 
     @property
     def kept(self) -> bool:
@@ -257,7 +258,8 @@ def judged(result: Result, promised: Promised, arrivals: list[Arrival]) -> Resul
     result.arrived = len(came)
     result.lost = len(oracle.lost(promised, arrivals))
     result.doubled = len(oracle.doubled(arrivals))
-    result.changed = len(oracle.changed(arrivals))
+    result.differences = [f"{package_id} {what}" for package_id, what in oracle.changed(arrivals).items()]
+    result.changed = len(result.differences)
     result.invented = len(oracle.invented(promised, arrivals))
     return result
 
@@ -279,7 +281,7 @@ def main() -> None:
           f"{result.caught_up_s:.1f}")],
     )  # fmt: skip
     if not result.kept:
-        print("\n".join(result.log), file=sys.stderr)
+        print("\n".join(result.differences + result.log), file=sys.stderr)
         sys.exit(1)
 
 
