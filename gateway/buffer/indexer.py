@@ -33,6 +33,9 @@ log = logging.getLogger("locum.buffer")
 
 LOAD_ROWS = 131_072
 LOAD_AFTER_S = 2.0
+ASKED_FOR_S = 600.0
+"""So long after a question the index is kept up to date. Before, and after, nothing is spent on it: the next question
+waits while the open segment is loaded, about a second for three million rows."""
 _POLL_S = 0.2
 _IDLE_S = 1.0
 _TICK_S = 1.0
@@ -69,6 +72,7 @@ class Indexer:
         self._reading: _Reading | None = None
         self._loaded_through = 0
         self._asked_through = 0
+        self._asked_at = float("-inf")
         self._first_pending = 0.0
         self._next_tick = 0.0
         self._retry_at = 0.0
@@ -100,6 +104,7 @@ class Indexer:
         target = self._writer.committed().batch
         with self._progress:
             self._asked_through = max(self._asked_through, target)
+            self._asked_at = time.monotonic()
             self._wake.set()
             return self._progress.wait_for(
                 lambda: self._stopping or (self._loaded_through >= target and not self._unindexed), timeout_s
@@ -126,7 +131,9 @@ class Indexer:
             self._reading.close()
 
     def _rest(self) -> None:
-        if self._reading is None or self._reading.index.pending or self._to_seal:
+        if not self._is_asked:
+            self._wake.wait(_IDLE_S)
+        elif self._reading is None or self._reading.index.pending or self._to_seal:
             self._wake.wait(_POLL_S)
         elif self._writer.committed().batch <= self._loaded_through:
             self._writer.wait(self._loaded_through, _IDLE_S)
@@ -159,6 +166,8 @@ class Indexer:
         reading = self._reading
         if reading is None:
             return False
+        if not self._is_asked:
+            return self._leave(reading)
         state = reading.gather(LOAD_ROWS)
         index = reading.index
         now = time.monotonic()
@@ -178,6 +187,24 @@ class Indexer:
             self._to_seal.append(index.segment)
             return True
         return False
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether somebody asks questions. The index is for them alone: sealing reads the journal."""
+        return time.monotonic() - self._asked_at < ASKED_FOR_S
+
+    def _leave(self, reading: _Reading) -> bool:
+        """Nobody asks: load what is gathered, and read no further until somebody does or the segment is closed.
+        Whether there is more to do at once."""
+        if reading.index.pending:
+            reading.index.load()
+        if self._writer.committed().segment == reading.index.segment.number:
+            return False
+        self._unindexed.add(reading.index.segment.number)
+        reading.close()
+        self._reading = None
+        self._to_seal.append(reading.index.segment)
+        return True
 
     def _advance(self, batch: int) -> None:
         with self._progress:
