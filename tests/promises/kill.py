@@ -220,7 +220,7 @@ def campaign(rounds: int, place: Path, seed: int, longest_s: float = 1.5, faults
 
     def on_request(taken: Taken) -> None:
         with lock:
-            if taken.taken:
+            if taken.taken and taken.body:  # killed between head and body, a sender leaves an empty body behind
                 arrivals.append(arrival(taken))
         guance.requests.clear()
 
