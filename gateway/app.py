@@ -34,7 +34,7 @@ from gateway.forward.dataway import Dataway
 from gateway.forward.dead_letters import DeadLetters
 from gateway.forward.encode import Encoder
 from gateway.forward.file import LineFile
-from gateway.forward.sink import Lane, Outlet
+from gateway.forward.sink import NEXT_BATCHES, Lane, Outlet
 from gateway.forward.tap import Filter, Spelling, last_events, live_lines, show
 from gateway.intake import Generation, Intake
 from gateway.metrics import Meters
@@ -302,13 +302,12 @@ class Gateway:
 
     def _needed(self, first: int, last: int) -> bool:
         """Whether a sink is in the middle of these batches, and may have to make the same bodies of them again."""
-        # the files tell it at any time, before the lanes have begun and while they change at a reload
-        windows = [
-            window
-            for path in (self._settings.data_dir / "cursors").glob("*.json")
-            if (window := cursor.read(path).window) is not None
+        # before the lanes have begun, their files tell it
+        reaches = [lane.reach for lane in self._lanes] or [
+            (told.delivered + 1, (told.window.last if told.window else told.delivered) + NEXT_BATCHES)
+            for told in map(cursor.read, (self._settings.data_dir / "cursors").glob("*.json"))
         ]
-        return any(window.first <= last and first <= window.last for window in windows)
+        return any(begin <= last and first <= end for begin, end in reaches)
 
     def _delivered_through(self) -> int | None:
         """The last batch that every sink is done with; None where there is no sink."""

@@ -11,10 +11,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from gateway.buffer.record import Record
 from gateway.forward import cursor
@@ -26,6 +27,7 @@ from gateway.model import Category, LocumError
 log = logging.getLogger("locum.forward")
 
 WINDOW_BYTES = 8 << 20
+NEXT_BATCHES = 64
 _POLL_S = 0.1
 """How often a lane looks for records: it is woken by no one, so that commits need not wake every lane."""
 _RETRY_S = 5.0
@@ -115,8 +117,10 @@ class Lane:
         self._flush_interval_s = flush_interval_s
         self._cursor = cursor.read(cursor_path)
         self._oldest_ns = 0
+        self._follower: Follower | None = None
         self._segment = -1
         self._packed: list[tuple[bytes, int]] = []
+        self._oversized: list[bytes] = []
         self._taken_bytes = 0
         self._trouble: str | None = None
         self._stop = threading.Event()
@@ -141,6 +145,14 @@ class Lane:
         return self._cursor.delivered
 
     @property
+    def reach(self) -> tuple[int, int]:
+        """The batches that must stay readable as they are: those of the window that is on its way or being gathered,
+        and those that come next. (Numbers have gaps, so "next" reaches a little further.)"""
+        follower = self._follower
+        position = max(self._cursor.delivered, follower.position if follower else 0)
+        return self._cursor.delivered + 1, position + NEXT_BATCHES
+
+    @property
     def open_window(self) -> tuple[int, int] | None:
         """The batches that must stay as they are, since they are on their way."""
         window = self._cursor.window
@@ -154,14 +166,8 @@ class Lane:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            follower = self._follow(self._cursor.delivered)
             try:
-                self._segment = -1
-                if self._cursor.window is not None:
-                    self._resume(follower, self._cursor.window)
-                while True:
-                    self._next_window(follower)
-                    self._trouble = None
+                self._bring_on()
             except Stopped:
                 return
             except (OSError, LocumError, KeyError, ValueError) as error:
@@ -170,11 +176,18 @@ class Lane:
             except Exception as error:
                 self._trouble = repr(error)
                 log.exception("event=lane_fault sink=%s category=%s", self.sink, self.category.path)
-            finally:
-                follower.close()
-            self._encoder.finish()
-            self._packed, self._taken_bytes = [], 0
+            self._give_up_taken()
             self._stop.wait(_RETRY_S)
+
+    def _bring_on(self) -> NoReturn:
+        """Send window after window. Raises ``Stopped``, and whatever keeps it from going on."""
+        with closing(self._follow(self._cursor.delivered)) as follower:
+            self._follower = follower
+            self._segment = -1
+            if self._cursor.window is not None:
+                self._resume(follower, self._cursor.window)
+            while True:
+                self._next_window(follower)
 
     def _resume(self, follower: Follower, window: Window) -> None:
         """Make a window again that was written down before a stop or a crash, and send it."""
@@ -205,7 +218,7 @@ class Lane:
     def _next_window(self, follower: Follower) -> None:
         """Wait for records, take what belongs together, send it."""
         while (record := self._next(follower, _POLL_S)) is None:
-            self._oldest_ns = 0
+            self._oldest_ns, self._trouble = 0, None
             # batches of other categories are none of this lane's, and done with
             self._cursor = Cursor(max(self._cursor.delivered, follower.position))
         self._take(record)
@@ -225,8 +238,9 @@ class Lane:
             elif left_s <= 0:
                 break
         window = Window(first, last, self._look, self._outlet.open())
-        self._cursor = Cursor(self._cursor.delivered, window)
-        cursor.write(self._path, self._cursor)
+        opened = Cursor(self._cursor.delivered, window)
+        cursor.write(self._path, opened)  # first: a window that no file knows would be another one after a crash
+        self._cursor = opened
         self._send(window)
 
     def _next(self, follower: Follower, wait_s: float) -> Record | None:
@@ -251,21 +265,28 @@ class Lane:
         for raw, points in bodies:
             self._packed.append((self._outlet.pack(raw), points))
             self._taken_bytes += len(raw)
+        large, self._encoder.oversized = self._encoder.oversized, []
+        for raw in large:
+            self._oversized.append(self._outlet.pack(raw))
+            self._taken_bytes += len(raw)
+
+    def _give_up_taken(self) -> None:
+        """Forget what was taken for a window that did not come about; it is read again."""
+        self._encoder.finish()
+        self._encoder.oversized = []
+        self._packed, self._oversized, self._taken_bytes = [], [], 0
 
     def _send(self, window: Window) -> None:
         name = f"{self._gateway_id}/{self.sink}/{self.category.path}/{window.first}-{window.last}"
         self._pack(self._encoder.finish())
         packages = [Package(package_id(name, at), body, points) for at, (body, points) in enumerate(self._packed)]
-        self._packed, self._taken_bytes = [], 0
-        large, self._encoder.oversized = self._encoder.oversized, []
-        oversized = [
-            Package(package_id(f"{name}/oversized", at), self._outlet.pack(raw), 1) for at, raw in enumerate(large)
-        ]
+        oversized = [Package(package_id(f"{name}/oversized", at), body, 1) for at, body in enumerate(self._oversized)]
+        self._packed, self._oversized, self._taken_bytes = [], [], 0
         if packages or oversized:
             self._outlet.deliver(packages, oversized, self._stop)
         self._cursor = Cursor(window.last)
         cursor.write(self._path, self._cursor)
-        self._oldest_ns = 0
+        self._oldest_ns, self._trouble = 0, None
         self._delivered.inc(sum(package.points for package in packages))
 
 

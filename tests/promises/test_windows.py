@@ -92,7 +92,6 @@ def test_it_is_the_same_after_a_gateway_without_a_dataway_has_sealed_its_segment
         _assert_the_same_again(guance, promised)
 
 
-@pytest.mark.xfail(reason="the journal goes while a window is gathered that is not written down yet", strict=True)
 def test_it_is_the_same_when_its_segment_was_sealed_while_it_was_gathered(guance: Guance, tmp_path: Path) -> None:
     conf = 'flush_interval_s = "4s"\n[buffer]\nsegment_age_s = "1s"\n'
     with GatewayProcess(tmp_path, guance.stand_in.url, conf) as gateway:
