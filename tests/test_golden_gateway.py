@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import re
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -19,14 +21,16 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gateway.model import Event, Losses, Signal
+from gateway.model import CATEGORY_OF, Event, Losses, Signal
 from gateway.otlp import json as otlp_json
 from gateway.otlp.point import line as event_line
 from tests.data import golden, golden_cases
+from tests.fences import await_fence, between_fences, fence
 from tests.otlp import events as of_events
 from tests.otlp import points as of_points
 from tests.otlp.deviations import DEVIATIONS
 from tests.otlp.points import RECEIVED_NS
+from tests.receive.test_golden_transport import ANSWERED_OTHERWISE
 from tests.running import JSON, Running, running
 
 HOST, VERSION = "oracle-host", "1.84.1"
@@ -42,13 +46,8 @@ KINDS: dict[Signal, type[Message]] = {
     Signal.TRACES: ExportTraceServiceRequest,
     Signal.LOGS: ExportLogsServiceRequest,
 }
-OTHER_WAYS = {
-    "l_default_split_500k": "its request is too large for a file; tests/otlp/test_logs.py makes one",
-    "t_json_base64_ids": "refused, see below",
-}
-"""Cases that do not go all three ways."""
-NOT_IN_JSON: dict[str, str] = {}
-"""Cases whose request cannot be said in JSON."""
+REFUSED = {"t_json_base64_ids", "eh_http_wrong_ctype_ok_header"}
+"""Cases whose request is refused; they are sent as they are."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,6 @@ class Case:
         if way != "json":
             return self.message.SerializeToString()
         return self.sent if self.sent.startswith(b"{") else as_json(self.message)
-
-    @property
-    def of_first_set(self) -> bool:
-        return "customer_tags" in self.found
 
     @property
     def lines(self) -> bool:
@@ -118,10 +113,23 @@ def first_set() -> Iterable[Case]:
 
 def second_set() -> Iterable[Case]:
     for found in golden_cases("m_", "t_", "l_", "mt_", "gt_", "pp_", "uc_", "wp_", "tc_", "p_", "eh_", "tm_"):
-        name, refused = found["name"], not found["request"].get("body_hex") or "wrong_ctype" in found["name"]
-        if refused or name in OTHER_WAYS:
+        if found["name"] in REFUSED:
             continue
-        yield Case(name, Signal[found["request"]["signal"].upper()], second_config(found), found)
+        if found["name"] == "l_default_split_500k":
+            found["request"]["body_hex"] = half_a_megabyte().hex()
+        yield Case(found["name"], Signal[found["request"]["signal"].upper()], second_config(found), found)
+
+
+def half_a_megabyte() -> bytes:
+    """The request of ``l_default_split_500k``, which is too large for a file."""
+    logs = ExportLogsServiceRequest()
+    group = logs.resource_logs.add()
+    group.resource.attributes.add(key="service.name").value.string_value = "svc-a"
+    records = group.scope_logs.add()
+    records.scope.name = "logger"
+    record = records.log_records.add(severity_number=9, time_unix_nano=1_700_000_000_123_456_789)
+    record.body.string_value = "a" * 512_001
+    return logs.SerializeToString()
 
 
 def second_config(found: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -139,24 +147,6 @@ content_encoding = "{told["content_encoding"]}"
 
 
 CASES = {case.name: case for case in [*first_set(), *second_set()]}
-_FENCE = re.compile("fence_([0-9]+)")
-
-
-def fence(signal: Signal, number: int) -> bytes:
-    """A request that comes out behind those before it, and ends what belongs to them."""
-    name = f"fence_{number}"
-    if signal is Signal.METRICS:
-        metrics = ExportMetricsServiceRequest()
-        metric = metrics.resource_metrics.add().scope_metrics.add().metrics.add(name=name)
-        metric.gauge.data_points.add(as_int=1, time_unix_nano=1_700_000_000_000_000_000)
-        return metrics.SerializeToString()
-    if signal is Signal.TRACES:
-        traces = ExportTraceServiceRequest()
-        traces.resource_spans.add().scope_spans.add().spans.add(name=name, trace_id=b"t" * 16, span_id=b"s" * 8)
-        return traces.SerializeToString()
-    logs = ExportLogsServiceRequest()
-    logs.resource_logs.add().scope_logs.add().log_records.add().body.string_value = name
-    return logs.SerializeToString()
 
 
 @dataclass(slots=True)
@@ -186,8 +176,6 @@ def deliver(gateway: Running, cases: list[Case]) -> dict[tuple[str, str], Delive
     last: dict[Signal, int] = {}
     for way in WAYS:
         for case in cases:
-            if way == "json" and case.name in NOT_IN_JSON:
-                continue
             answer = send(gateway, case, way)
             last[case.signal] = len(sent)
             gateway.call(case.signal, fence(case.signal, len(sent)))
@@ -200,46 +188,6 @@ def deliver(gateway: Running, cases: list[Case]) -> dict[tuple[str, str], Delive
             case, way, answer = sent[number]
             found[case.name, way] = Delivered(answer, events, lines)
     return found
-
-
-def category_of(signal: Signal) -> str:
-    return {Signal.METRICS: "metric", Signal.TRACES: "tracing", Signal.LOGS: "logging"}[signal]
-
-
-def await_fence(gateway: Running, signal: Signal, number: int) -> None:
-    name, category = f"fence_{number}".encode(), category_of(signal)
-
-    def is_there() -> bool:
-        return any(
-            request.category == category and re.search(name + b"[^0-9]", request.body + b" ")
-            for request in gateway.guance.requests
-        )
-
-    assert gateway.guance.wait_for(is_there, 30), f"{name!r} did not come"
-
-
-def between_fences(gateway: Running, signal: Signal) -> Iterable[tuple[int, list[Event], list[str]]]:
-    """What came, up to each fence, with the fence's number."""
-    events: list[Event] = []
-    lines: list[str] = []
-    for request in list(gateway.guance.requests):
-        if request.category != category_of(signal):
-            continue
-        found = request.events()
-        for event in found:
-            texts = [*event.fields, event.fields.get("resource"), event.fields.get("message")]
-            number = next((match[1] for text in texts if (match := _FENCE.match(str(text)))), None)
-            if number is None:
-                events.append(event)
-            else:
-                yield int(number), events, lines
-                events, lines = [], []
-        for text in [] if found else request.body.decode().removesuffix("\n").split("\n"):
-            if match := _FENCE.search(text):
-                yield int(match[1]), events, lines
-                events, lines = [], []
-            else:
-                lines.append(text)
 
 
 Results = Callable[[Case], dict[tuple[str, str], Delivered]]
@@ -269,7 +217,7 @@ def wanted_points(case: Case) -> list[dict[str, Any]] | list[Event]:
         return understood(case)
     else:
         points = case.found["points"]
-    text = json.dumps([point for point in points if point["category"] == category_of(case.signal)])
+    text = json.dumps([point for point in points if point["category"] == CATEGORY_OF[case.signal].path])
     for mark, value in {
         "<gateway-host>": HOST,
         "<fingerprint>_": f"{HOST}_{VERSION}",
@@ -308,8 +256,6 @@ def with_received(events: list[Event]) -> list[Event]:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.lines])
 def test_guance_gets_datakits_points(results: Results, name: str, way: str) -> None:
     case = CASES[name]
-    if way == "json" and name in NOT_IN_JSON:
-        pytest.skip(NOT_IN_JSON[name])
     assert of_events.ours(with_received(results(case)[name, way].events)) == wanted(case)
 
 
@@ -320,3 +266,63 @@ def test_guance_gets_datakits_lines(results: Results, name: str, way: str) -> No
     lines = [event_line(event) for event in understood(case)] if name in DEVIATIONS else None
     texts = lines or [point["line"] for point in case.found["points"]]
     assert sorted(results(case)[name, way].lines) == sorted("\n".join(filter(None, texts)).split("\n"))
+
+
+AS_SENT = {
+    found["name"]: Case(found["name"], Signal[found["request"]["signal"].upper()], second_config(found), found)
+    for found in golden_cases("h_", "g_gzip", "uc_", "mp_", "wp_", "eh_", "t_json", "t_http_protobuf", "l_http")
+}
+"""Cases about the transport, sent as DataKit got them: headers, method, path."""
+
+
+@pytest.fixture(scope="module")
+def transports(tmp_path_factory: pytest.TempPathFactory) -> Iterable[Callable[[Case], Running]]:
+    """The gateway of a configuration, kept for the next case."""
+    with ExitStack() as stack:
+        known: dict[tuple[tuple[str, str], ...], Running] = {}
+
+        def of(case: Case) -> Running:
+            if case.config not in known:
+                place = tmp_path_factory.mktemp("transport")
+                known[case.config] = stack.enter_context(running(place, version=VERSION, **dict(case.config)))
+            return known[case.config]
+
+        yield of
+
+
+@pytest.mark.parametrize("name", AS_SENT)
+def test_what_is_sent_as_datakit_got_it_arrives_once_or_is_refused(
+    transports: Callable[[Case], Running], name: str
+) -> None:
+    case = AS_SENT[name]
+    gateway = transports(case)
+    request, body = case.found["request"], case.sent
+    if request["transport"] == "grpc":
+        assert gateway.call(case.signal, body, compression=grpc.Compression.Gzip) == b""
+        status = 200
+    else:
+        coding = request["headers"].get("Content-Encoding", "").lower()
+        if coding == "gzip" and name not in ("h_gzip_header_plain_body", "h_gzip_truncated"):
+            body = gzip.compress(body)
+        answer = gateway.post(request["path"], body, port="api", method=request["method"], headers=request["headers"])
+        status = answer.status
+        expected, _ = ANSWERED_OTHERWISE.get(name, (case.found["response"]["http_status"], ""))
+        assert status == (400 if name == "t_json_base64_ids" else expected)
+    number = len(gateway.guance.requests)
+    gateway.call(case.signal, fence(case.signal, number))
+    await_fence(gateway, case.signal, number)
+    *_, (_, events, _) = between_fences(gateway, case.signal)
+    if status != 200:
+        assert not events
+    elif case.found["points"] or name in DEVIATIONS:
+        assert of_events.ours(with_received(events)) == wanted(case)
+    else:
+        assert of_events.ours(events) == of_events.ours(understood(case))
+
+
+def test_datakits_limit_for_grpc_is_for_grpc_alone(transports: Callable[[Case], Running]) -> None:
+    case = AS_SENT["mp_small_http"]
+    gateway = transports(case)
+    with pytest.raises(grpc.RpcError) as refused:
+        gateway.call(case.signal, case.sent)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
