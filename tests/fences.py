@@ -49,12 +49,14 @@ def await_fence(gateway: Running, signal: Signal, number: int) -> None:
 
 
 def between_fences(gateway: Running, signal: Signal) -> Iterator[tuple[int, list[Event], list[str]]]:
-    """What came, up to each fence, with the fence's number."""
+    """What came, up to each fence, with the fence's number. A package that came again counts once."""
+    seen: set[str] = set()
     events: list[Event] = []
     lines: list[str] = []
     for request in list(gateway.guance.requests):
-        if request.category != CATEGORY_OF[signal].path:
+        if request.category != CATEGORY_OF[signal].path or request.package_id in seen:
             continue
+        seen.add(request.package_id)
         found = request.events()
         for event in found:
             texts = [*event.fields, event.fields.get("resource"), event.fields.get("message")]
