@@ -46,9 +46,11 @@ def read(path: Path) -> Cursor:
         cursor = Cursor(int(told["delivered"]), window)
         if cursor.delivered < 0 or (window and not cursor.delivered < window.first <= window.last):
             raise ValueError("numbers out of order")
+        if window and not isinstance(window.note, dict):
+            raise ValueError("the note of the window is none")
     except FileNotFoundError:
         return Cursor()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         log.error("event=cursor_unreadable path=%s error=%r action=begins at the oldest batch", path, str(error))
         return Cursor()
     return cursor

@@ -161,8 +161,8 @@ class Dataway:
         """Return when every point of a package is delivered or laid aside. Raises ``Stopped``."""
         body = package.body
         if self._settings.encoding == "line_protocol":
-            body = self._lines(package)
-            if not body:
+            package, body = self._lines(package)
+            if not package.points:
                 return
         attempt = 0
         while True:
@@ -174,6 +174,7 @@ class Dataway:
                 self._trouble = None
                 return
             if reply.answer is Answer.SPLIT:
+                self._trouble = None
                 self._split(package, reply, stop)
                 return
             attempt += 1
@@ -182,13 +183,14 @@ class Dataway:
             if stop.wait(delay_s(reply, attempt)):
                 raise Stopped
 
-    def _lines(self, package: Package) -> bytes:
-        """A package as line protocol; points that cannot be written so are laid aside."""
-        lines, unwritable = as_lines(package.body, self._category)
+    def _lines(self, package: Package) -> tuple[Package, bytes]:
+        """A package as line protocol, without the points that cannot be written so: these are laid aside."""
+        lines, written, unwritable = as_lines(package.body, self._category)
         for at, point in enumerate(unwritable):
             alone = Package(package_id(package.id, f"unwritable-{at}"), point, 1)
             self._lay_aside(alone, "line protocol has no way to write it", Reply(Answer.SPLIT, "unwritable"))
-        return isal_zlib.compress(lines, 1, wbits=31) if self._settings.gzip and lines else lines
+        left = Package(package.id, written, package.points - len(unwritable))
+        return left, isal_zlib.compress(lines, 1, wbits=31) if self._settings.gzip else lines
 
     def _split(self, package: Package, reply: Reply, stop: threading.Event) -> None:
         """The receiver does not take this body: find out which of its points it is about."""

@@ -55,7 +55,7 @@ class LineFile:
     def deliver(self, packages: list[Package], oversized: list[Package], stop: threading.Event) -> None:
         with self._path.open("ab") as file:
             for package in [*packages, *oversized]:
-                lines, unwritable = as_lines(package.body, self._category)
+                lines, _, unwritable = as_lines(package.body, self._category)
                 file.write(lines)
                 self._bytes.inc(len(lines))
                 if unwritable:

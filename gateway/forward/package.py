@@ -32,9 +32,11 @@ def halves(raw: bytes) -> list[tuple[bytes, int]]:
     return [(raw[: ends[middle - 1]], middle), (raw[ends[middle - 1] :], len(ends) - middle)]
 
 
-def as_lines(raw: bytes, category: Category) -> tuple[bytes, list[bytes]]:
-    """A body in line protocol, and the points (``PBPoints`` each) that line protocol has no way to write."""
+def as_lines(raw: bytes, category: Category) -> tuple[bytes, bytes, list[bytes]]:
+    """A body in line protocol, the points that are in it, and those that line protocol has no way to write
+    (``PBPoints`` each)."""
     lines: list[str] = []
+    written: list[bytes] = []
     left: list[bytes] = []
     begin = 0
     for end, event in zip(point_ends(raw), decode_points(raw, category), strict=True):
@@ -42,6 +44,7 @@ def as_lines(raw: bytes, category: Category) -> tuple[bytes, list[bytes]]:
         if text is None:
             left.append(raw[begin:end])
         else:
-            lines.append(text)
+            lines.append(f"{text}\n")
+            written.append(raw[begin:end])
         begin = end
-    return "".join(f"{text}\n" for text in lines).encode("utf-8", "surrogateescape"), left
+    return "".join(lines).encode("utf-8", "surrogateescape"), b"".join(written), left

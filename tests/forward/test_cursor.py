@@ -1,0 +1,116 @@
+"""A cursor is what was written, or the beginning: a file that says something impossible is not believed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.forward import cursor
+from gateway.forward.cursor import Cursor, Window
+
+CURSORS = [
+    Cursor(),
+    Cursor(7),
+    Cursor(2**62),
+    Cursor(7, Window(8, 8)),
+    Cursor(7, Window(9, 40, "datakit/policy", {"size": 12, "name": "käse"})),
+]
+
+
+@pytest.mark.parametrize("told", CURSORS, ids=str)
+def test_what_is_written_is_read(tmp_path: Path, told: Cursor) -> None:
+    path = tmp_path / "not yet there" / "dataway-metric.json"
+    cursor.write(path, Cursor(1))
+    cursor.write(path, told)
+    assert cursor.read(path) == told
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_one_that_is_missing_begins_at_the_oldest_batch_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cursor.read(tmp_path / "dataway-metric.json") == Cursor()
+    assert not caplog.text
+
+
+def told(delivered: object, window: object = None) -> bytes:
+    return json.dumps({"delivered": delivered, "window": window}).encode()
+
+
+GARBLED = {
+    "empty": b"",
+    "cut short": told(7)[:-3],
+    "zeros, as after a crash of the host": bytes(64),
+    "not UTF-8": b"\xff\xfe{}",
+    "a list": b"[]",
+    "a number": b"7",
+    "null": b"null",
+    "without its keys": b"{}",
+    "a negative number": told(-1),
+    "a text for a number": told("seven"),
+    "nothing for a number": told(None),
+    "an endless number": b'{"delivered": Infinity, "window": null}',
+    "a window before what is delivered": told(7, {"first": 7, "last": 9}),
+    "a window that ends before it begins": told(7, {"first": 9, "last": 8}),
+    "a window without its end": told(7, {"first": 8}),
+    "a window of texts": told(7, {"first": "8", "last": "9"}),
+    "a window of something unknown": told(7, {"first": 8, "last": 9, "colour": "red"}),
+    "a note that is none": told(7, {"first": 8, "last": 9, "note": [12]}),
+    "a list in a list in a list": b"[" * 100_000,
+    "a window that is a list": told(7, [8, 9]),
+}
+
+
+@pytest.mark.parametrize("name", GARBLED)
+def test_one_that_is_garbled_begins_at_the_oldest_batch_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.ERROR)
+    path = tmp_path / "dataway-metric.json"
+    path.write_bytes(GARBLED[name])
+    assert cursor.read(path) == Cursor()
+    assert "event=cursor_unreadable" in caplog.text
+    assert str(path) in caplog.text
+
+
+def test_one_that_may_not_be_read_begins_at_the_oldest_batch(tmp_path: Path) -> None:
+    path = tmp_path / "dataway-metric.json"
+    path.mkdir()
+    assert cursor.read(path) == Cursor()
+
+
+@given(
+    st.binary(max_size=60)
+    | st.recursive(
+        st.none() | st.integers() | st.text() | st.floats(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["delivered", "window", "first", "last"]), inner)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_file_can_break_it(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "dataway-metric.json"
+    path.write_bytes(content)
+    found = cursor.read(path)
+    assert found.delivered >= 0
+    assert found.window is None or found.delivered < found.window.first <= found.window.last
+
+
+def test_a_disk_that_takes_nothing_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "dataway-metric.json"
+    cursor.write(path, Cursor(7))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="space"):
+        cursor.write(path, Cursor(8))
+    assert cursor.read(path) == Cursor(7)
