@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import WORKLOADS
-from benchmarks.yardstick import measure
+from benchmarks.yardstick import measure, measure_in_company
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _CONF = '[receive]\ngrpc = ["127.0.0.1:0"]\nhttp = ["127.0.0.1:0"]\napi = ["127.0.0.1:0"]\n'
@@ -47,6 +47,8 @@ class Result:
     cpu_us: float
     yardstick_us: float
     yardsticks: float
+    busy_yardstick_us: float
+    busy_yardsticks: float
     p50_ms: float
     p99_ms: float
     peak_mb: float
@@ -165,13 +167,14 @@ def run(target: Target, workload: str, transport: str, connections: int, seconds
     took_s = told["seconds"] + time.monotonic() - ended
     delivered_cpu_s = cpu_s(target.pid) - began_cpu_s
     spent_s = wait_for_rest(target.pid) - began_cpu_s
-    yardstick = (before + measure(chosen)) / 2
+    yardstick, busy = (before + measure(chosen)) / 2, measure_in_company(chosen)
     a_point, kept = 1 / max(1, accepted), max(1, made + accepted)
     yardsticks, peak = spent_s * a_point * 1e6 / yardstick, peak_mb(target.pid)
     return Result(
         workload, transport, accepted, delivered, sum(told["statuses"].values()) - told["requests"],
         accepted / told["seconds"], delivered / took_s, delivered_cpu_s * a_point * 1e6, spent_s * a_point * 1e6,
-        yardstick, yardsticks, told["p50_ms"], told["p99_ms"], peak, told["own_cpu_s"] * a_point * 1e6,
+        yardstick, yardsticks, busy, spent_s * a_point * 1e6 / busy, told["p50_ms"], told["p99_ms"], peak,
+        told["own_cpu_s"] * a_point * 1e6,
         directory_bytes(target.data_dir) / kept if target.data_dir else 0.0, chosen.target,
         yardsticks <= (chosen.max_yardsticks or yardsticks) and peak <= (chosen.max_peak_mb or peak), new_series_us,
     )  # fmt: skip
@@ -227,7 +230,8 @@ def print_table(results: list[Result]) -> None:
 
     columns = (
         "workload", "way", "points/s in", "points/s out", "CPU us/point", "of it to deliver", "new series us",
-        "sealing us", "yardstick us", "yardsticks", "p50 ms", "p99 ms", "peak MB", "open B/point", "sealed B/point",
+        "sealing us", "yardstick us", "yardsticks", "busy yardstick us", "busy yardsticks",
+        "p50 ms", "p99 ms", "peak MB", "open B/point", "sealed B/point",
         "accepted", "delivered", "refused", "target", "met",
     )  # fmt: skip
     table(columns, map(_row, results))
@@ -237,7 +241,9 @@ def _row(r: Result) -> tuple[str, ...]:
     return (
         r.workload, r.transport, f"{r.accepted_points_s:,.0f}", f"{r.delivered_points_s:,.0f}", f"{r.cpu_us:.3f}",
         f"{r.delivered_cpu_us:.3f}", f"{r.new_series_us:.0f}" if r.new_series_us else "", f"{r.seal_us:.3f}",
-        f"{r.yardstick_us:.4f}", f"{r.yardsticks:.2f}", f"{r.p50_ms:.1f}", f"{r.p99_ms:.1f}", f"{r.peak_mb:.0f}",
+        f"{r.yardstick_us:.4f}", f"{r.yardsticks:.2f}",
+        f"{r.busy_yardstick_us:.4f}", f"{r.busy_yardsticks:.2f}", f"{r.p50_ms:.1f}", f"{r.p99_ms:.1f}",
+        f"{r.peak_mb:.0f}",
         f"{r.open_bytes:.1f}", f"{r.sealed_bytes:.2f}", f"{r.accepted:,}", f"{r.delivered:,}", str(r.refused),
         r.target, ("yes" if r.met else "NO") if r.target else "",
     )  # fmt: skip
