@@ -66,27 +66,36 @@ class ConnectionPool:
     def _exchange(
         self, connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, str | None, str]:
+        deadline = time.monotonic() + self._timeout_s
         with self._lock:
-            self._busy[connection] = time.monotonic() + self._timeout_s
+            self._busy[connection] = deadline
         try:
-            if connection.sock is not None:
-                connection.sock.settimeout(self._timeout_s)
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(self._timeout_s)
             connection.request("POST", path, body, headers)
             reply = connection.getresponse()
             text = reply.read(_REPLY_BYTES).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() < deadline:
+                raise
+            raise self._too_late() from error
         except (ValueError, AttributeError) as error:  # the guard took the socket away in mid-read
-            raise TimeoutError(f"no whole reply within {self._timeout_s:.0f} s") from error
+            raise self._too_late() from error
         finally:
             with self._lock:
-                overdue = self._busy.pop(connection) < time.monotonic()
-        if overdue:
-            raise TimeoutError(f"no whole reply within {self._timeout_s:.0f} s")
+                del self._busy[connection]
+        if time.monotonic() >= deadline:
+            raise self._too_late()
         if reply.isclosed() and not reply.will_close:
             with self._lock:
                 self._idle.append(connection)
         else:
             connection.close()
         return reply.status, reply.getheader("Retry-After"), text
+
+    def _too_late(self) -> TimeoutError:
+        return TimeoutError(f"no whole reply within {self._timeout_s:.0f} s")
 
     def _watch(self) -> None:
         """Cut off replies that trickle in past their deadline: a socket's own time-out begins anew with each byte."""
