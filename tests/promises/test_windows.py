@@ -6,6 +6,8 @@ points, or bring them twice. Batches hold several series in turn: Parquet, sorte
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.client
 import threading
 from collections.abc import Iterator
@@ -14,7 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from gateway.buffer.reader import follow
+from gateway.config import FileSettings
+from gateway.forward import cursor
+from gateway.forward.cursor import Cursor, Window
+from gateway.forward.dead_letters import DeadLetters
+from gateway.forward.encode import Encoder
+from gateway.forward.file import LineFile
+from gateway.forward.sink import Lane
 from gateway.forward.stand_in import StandIn, Taken
+from gateway.metrics import Meters
+from gateway.model import Category
 from tests.promises import oracle
 from tests.promises.gateway import GatewayProcess
 from tests.promises.kill import arrival, promises, request
@@ -102,3 +114,16 @@ def test_it_is_the_same_when_its_segment_was_sealed_while_it_was_gathered(guance
         gateway.kill()
         gateway.start()
         _assert_the_same_again(guance, promised)
+
+
+@pytest.mark.xfail(reason="a lane that has not begun to read speaks for the next batches only", strict=True)
+def test_all_of_it_is_kept_from_the_moment_its_lane_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "dataway-metric.json"
+    cursor.write(path, Cursor(10, Window(11, 5000)))
+    settings, letters, meters = FileSettings(tmp_path / "lines"), DeadLetters(tmp_path), Meters()
+    with contextlib.closing(LineFile("file", Category.METRIC, settings, letters, meters)) as outlet:
+        read = functools.partial(follow, tmp_path, None)
+        lane = Lane("file", Category.METRIC, read, outlet, Encoder(None, "datakit"), path, "", meters, "id", 0.1)
+        begin, end = lane.reach
+    assert begin <= 11
+    assert end >= 5000
