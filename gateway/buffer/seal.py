@@ -43,7 +43,7 @@ from gateway.buffer.tables import (
     numbers_table,
     series_table,
 )
-from gateway.model import CATEGORY_OF, Signal
+from gateway.model import CATEGORY_OF
 
 SLOT_ROWS = 1 << 17
 SLOT_BYTES = 8 << 20
@@ -100,12 +100,9 @@ class _Survey:
                 self.series.append((number, definition, seen_ns))
 
     def _count_rows(self, record: Record) -> None:
-        if record.signal is not Signal.METRICS:
-            self._widen(read_body(record.body)[2].time)
-            return
-        numbers, distributions = read_body(record.body)[:2]
+        numbers, distributions, events = read_body(record.body)
         self.list_values += len(distributions.buckets) + len(distributions.bounds)
-        for times in (numbers.time, distributions.time):
+        for times in (numbers.time, distributions.time, events.time):
             self._widen(times)
         self.number_counts = self._counted(self.number_counts, numbers.series)
         self.distribution_counts = self._counted(self.distribution_counts, distributions.series)

@@ -93,20 +93,23 @@ class SealedRecords:
     def _window(self, window: list[_Batch]) -> Iterator[Record]:
         first, last = window[0].number, window[-1].number
         signals = {batch.signal for batch in window}
-        numbers = distributions = events = None
+        numbers = distributions = None
         if Signal.METRICS in signals:
             at_most = sum(batch.bytes for batch in window) // NUMBER_BYTES
             numbers = _NumberRows(self._tables("numbers", first, last), at_most)
             distributions = _DistributionRows(self._tables("distributions", first, last))
-        if signals - {Signal.METRICS}:
-            events = _EventRows(self._tables("events", first, last))
+        events: _EventRows | None = None
         for batch in window:
             if numbers is not None and distributions is not None and batch.signal is Signal.METRICS:
                 own, found = numbers.of(batch.number), distributions.of(batch.number)
-                definitions = self._definitions([own.series, found.series])
-                yield self._record(batch, definitions, pack_columns(own, found))
-            elif events is not None:
-                yield self._record(batch, (), pack_events(events.of(batch.number)))
+                if len(own.series) or len(found.series):
+                    definitions = self._definitions([own.series, found.series])
+                    yield self._record(batch, definitions, pack_columns(own, found))
+                    continue
+            # traces, logs, and metrics that were made of spans
+            if events is None:
+                events = _EventRows(self._tables("events", first, last))
+            yield self._record(batch, (), pack_events(events.of(batch.number)))
 
     def _record(self, batch: _Batch, definitions: tuple[tuple[int, bytes], ...], body: bytes) -> Record:
         return Record(

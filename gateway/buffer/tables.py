@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gateway.buffer.numbering import UNDEFINED, Numbering
 from gateway.buffer.record import HAS_MAX, HAS_MIN, HAS_SUM, Record, read_body
-from gateway.model import Category, Event, Kind, Series, Signal
+from gateway.model import Category, Event, Kind, Series
 from gateway.otlp.point import decode_point
 
 NUMBER = np.dtype([("series", "<u4"), ("batch", "<u8"), ("time", "<i8"), ("start", "<i8"), ("bits", "<u8")])
@@ -168,19 +168,16 @@ class Gathering:
         self._batches.append(
             (record.batch, record.received_ns, record.signal.name.lower(), record.points, len(record.body))
         )
-        if record.signal is Signal.METRICS:
-            numbers, distributions = read_body(record.body)[:2]
-            if len(numbers.series):
-                self._numbers.append(self._number_rows(record.batch, numbers))
-            if len(distributions.series):
-                self._distributions.append(self._distribution_rows(record.batch, distributions))
-        else:
-            events = read_body(record.body)[2]
-            self._events += [
-                RawEvent(record.batch, *row)
-                for row in zip(events.category.tolist(), events.time.tolist(), events.points, strict=True)
-            ]
-            self.rows += len(events.points)
+        numbers, distributions, events = read_body(record.body)
+        if len(numbers.series):
+            self._numbers.append(self._number_rows(record.batch, numbers))
+        if len(distributions.series):
+            self._distributions.append(self._distribution_rows(record.batch, distributions))
+        self._events += [
+            RawEvent(record.batch, *row)
+            for row in zip(events.category.tolist(), events.time.tolist(), events.points, strict=True)
+        ]
+        self.rows += len(events.points)
         self.numbering.end_record()
 
     def _number_rows(self, batch: int, numbers: Any) -> Array:

@@ -146,9 +146,7 @@ class Reading:
             )
             bucket, bound = bucket + n_buckets, bound + n_bounds
             found.append(("distribution", self.table[series], flags, at, start, count, *values, *map(tuple, lists)))
-        if record.signal is Signal.METRICS:
-            return sorted(found)
-        return [
+        return sorted(found) + [
             ("event", *row) for row in zip(events.category.tolist(), events.time.tolist(), events.points, strict=True)
         ]
 

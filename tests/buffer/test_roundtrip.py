@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -98,6 +99,9 @@ spans = st.builds(
 batches = st.one_of(
     st.lists(st.one_of(numbers, distributions), max_size=6).map(metrics),
     st.lists(spans, max_size=3).map(events),
+    st.lists(spans.map(lambda each: replace(each, category=Category.METRIC)), max_size=3).map(
+        lambda found: events(found, Signal.METRICS)
+    ),
 )
 
 
