@@ -38,6 +38,7 @@ from gateway.forward.sink import NEXT_BATCHES, Lane, Outlet
 from gateway.forward.tap import Filter, Spelling, last_events, live_lines, show
 from gateway.intake import Generation, Intake
 from gateway.metrics import Meters
+from gateway.minutes import Minutes
 from gateway.model import Category, ConfigError, Signal, StorageError
 from gateway.receive.grpc import GrpcServer
 from gateway.receive.http import HttpServers, OtlpApp
@@ -84,6 +85,9 @@ class Gateway:
         self._start_buffer(generation)
         self._intake = Intake(generation, self._writer, self.meters)
         self._start_lanes(settings, generation)
+        minutes = Minutes(self._intake)
+        minutes.start()
+        self._cleanup.callback(minutes.stop)
         self._start_receivers(settings)
         self._announce()
 
@@ -212,10 +216,11 @@ class Gateway:
         """
         with self._reloading:
             settings = self._load()
-            generation = Generation.of(settings)
+            before, generation = self._intake.generation, Generation.of(settings)
             self._intake.generation = generation
             self._stop_lanes(STOP_S)
             self._start_lanes(settings, generation)
+            self._intake.submit_tracing_metrics(before)
             self._settings = settings
             log.info("event=reloaded sinks=%d", len(settings.dataways) + len(settings.files))
 

@@ -75,9 +75,10 @@ def _check_paths(draft: Draft, receive: ReceiveSettings) -> None:
 
 def check_traces(draft: Draft, traces: TraceSettings) -> None:
     """Say it where a setting is read that nothing acts on."""
-    for name in ("keep_rare_resource", "tracing_metrics"):
-        if getattr(traces, name):
-            draft.note(draft.where("traces", name), f"traces.{name} has no effect in this version")
+    if traces.keep_rare_resource:
+        draft.note(
+            draft.where("traces", "keep_rare_resource"), "traces.keep_rare_resource has no effect in this version"
+        )
 
 
 def is_dataway(draft: Draft, url: str, origin: Origin) -> bool:

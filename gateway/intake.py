@@ -6,6 +6,7 @@ finish with the old.
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,9 +26,12 @@ from gateway.otlp.logs import flatten_logs
 from gateway.otlp.point import encode_point
 from gateway.otlp.registry import Registry
 from gateway.otlp.traces import flatten_spans
+from gateway.otlp.tracing_metrics import TracingMetrics
 from gateway.otlp.wire import decode
 from gateway.policy.rules import Rules
 from gateway.receive.intake import Ticket
+
+log = logging.getLogger("locum.intake")
 
 Request = TypeVar("Request", ExportTraceServiceRequest, ExportLogsServiceRequest)
 
@@ -42,11 +46,22 @@ class Generation:
     settings: Settings
     rules: Rules
     registry: Registry
+    tracing_metrics: TracingMetrics | None
+    """Counts spans, where that is asked for."""
 
     @classmethod
     def of(cls, settings: Settings) -> Generation:
         """Raises ``ConfigError`` for a pattern that does not compile."""
-        return cls(settings, Rules.compile(settings.policy), Registry(settings.points, settings.receive.max_series))
+        traces = settings.traces
+        counting = TracingMetrics(
+            settings.points, traces.tracing_metric_tag_whitelist, traces.tracing_metric_tag_blacklist
+        )
+        return cls(
+            settings,
+            Rules.compile(settings.policy),
+            Registry(settings.points, settings.receive.max_series),
+            counting if traces.tracing_metrics else None,
+        )
 
 
 class Intake:
@@ -63,10 +78,12 @@ class Intake:
         The ticket is done when the batch is synced. A request without a single point to keep needs no disk.
         """
         generation = self.generation
-        batch = read_request(generation, signal, wire, body, sender, time.time_ns())
+        batch, events = read_request(generation, signal, wire, body, sender, time.time_ns())
         self._count(batch)
         if batch.points:
             done = self._writer.submit(batch, generation.registry.table)
+            if generation.tracing_metrics is not None and signal is Signal.TRACES:
+                _observe(generation.tracing_metrics, events, done)
         else:
             done = Future()
             done.set_result(0)
@@ -75,6 +92,32 @@ class Intake:
             rejected or generation.settings.points.parity == "strict" or _WORTH_A_WARNING & batch.losses.changed.keys()
         )
         return Ticket(done, rejected, batch.losses.message() if tells else "")
+
+    def submit_tracing_metrics(self, generation: Generation) -> None:
+        """Queue what was made of a generation's spans since the last time, as a batch like any other. What cannot be
+        written is counted as left out: nobody sends it again."""
+        if generation.tracing_metrics is None:
+            return
+        now_ns = time.time_ns()
+        if generation.tracing_metrics.overflowed:
+            log.warning("event=tracing_metrics_overflowed spans=%d", generation.tracing_metrics.overflowed)
+        events = generation.tracing_metrics.drain(now_ns)
+        if not events:
+            return
+        batch = Batch(Signal.METRICS, now_ns, _packed(events), len(events), Losses())
+
+        def count_refused(error: BaseException | None) -> None:
+            if error is not None:
+                reason = error.reason if isinstance(error, Refusal) else Reason.DISK_FULL
+                self._meters.left_out.labels("metrics", reason).inc(len(events))
+                log.warning("event=tracing_metrics_lost points=%d error=%r", len(events), str(error))
+
+        try:
+            done = self._writer.submit(batch, generation.registry.table)
+        except Refusal as refusal:
+            count_refused(refusal)
+        else:
+            done.add_done_callback(lambda ended: count_refused(ended.exception()))
 
     def _count(self, batch: Batch) -> None:
         signal = batch.signal.name.lower()
@@ -86,22 +129,32 @@ class Intake:
 
 def read_request(
     generation: Generation, signal: Signal, wire: Wire, body: bytes, sender: Sender, received_ns: int
-) -> Batch:
-    """The batch that a request makes. Pure but for what the registry remembers. Raises ``Refusal``."""
+) -> tuple[Batch, list[Event]]:
+    """The batch that a request makes, and its spans or records. Pure but for what the registry remembers. Raises
+    ``Refusal``."""
     settings = generation.settings
     address = sender.address if settings.receive.remote_ip else None
     json_losses = Losses()
     if wire is Wire.JSON:
         lenient = settings.points.parity == "datakit"
         body = otlp_json.parse(signal, body, lenient, json_losses).SerializeToString()
+    events: list[Event] = []
     if signal is Signal.METRICS:
         batch = decode(generation.registry, body, address, received_ns)
     else:
         events, losses = _read_events(generation, signal, body, address, received_ns)
-        packed = pack_events([(event.category, event.time_ns, encode_point(event)) for event in events])
-        batch = Batch(signal, received_ns, packed, len(events), losses)
+        batch = Batch(signal, received_ns, _packed(events), len(events), losses)
     batch.losses.add(json_losses)
-    return batch
+    return batch, events
+
+
+def _packed(events: list[Event]) -> bytes:
+    return pack_events([(event.category, event.time_ns, encode_point(event)) for event in events])
+
+
+def _observe(metrics: TracingMetrics, spans: list[Event], done: Future[int]) -> None:
+    """Count spans once they are safe: those of a refused request come again."""
+    done.add_done_callback(lambda ended: metrics.observe(spans) if ended.exception() is None else None)
 
 
 def _read_events(

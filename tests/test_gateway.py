@@ -16,9 +16,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from gateway.model import ConfigError, Event, Signal
-from tests.data import case
+from tests.data import case, golden_cases
 from tests.fences import await_fence, between_fences, fence
+from tests.otlp import events as of_events
+from tests.otlp.points import RECEIVED_NS
 from tests.running import JSON, Answer, Running, running, write_own
+from tests.test_golden_gateway import second_config, with_received
 
 NOW = 1764590415000000000
 STRICT = "[points]\nparity = 'strict'\nhostname = 'gateway-1'\n"
@@ -319,3 +322,25 @@ def test_a_reload_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None
         gateway.post("/v1/metrics", counter(7))
         (event,) = fenced(gateway)
         assert (event.fields, event.tags["host"]) == ({"n": 7}, "host-0")
+
+
+def test_spans_become_datakits_metrics_each_minute_and_before_a_reload(tmp_path: Path) -> None:
+    (found,) = golden_cases("tm_tracing_metrics")
+    wanted = [{**point, "time": RECEIVED_NS} for point in found["points"] if point["category"] == "metric"]
+    with running(tmp_path, version="1.84.1", **dict(second_config(found))) as gateway:
+        gateway.call(Signal.TRACES, bytes.fromhex(found["request"]["body_hex"]))
+        assert not fenced(gateway)
+        gateway.gateway.reload()
+        assert of_events.ours(with_received(fenced(gateway))) == of_events.theirs(wanted)
+        gateway.gateway.reload()
+        assert not fenced(gateway)
+        ((kept,),) = ask(gateway, "SELECT count(*) FROM events WHERE category = 'metric'")
+        assert kept == len(wanted)
+
+
+def test_spans_are_not_counted_where_nobody_asked(tmp_path: Path) -> None:
+    (found,) = golden_cases("tm_tracing_metrics")
+    with running(tmp_path) as gateway:
+        gateway.call(Signal.TRACES, bytes.fromhex(found["request"]["body_hex"]))
+        gateway.gateway.reload()
+        assert not fenced(gateway)

@@ -111,6 +111,7 @@ class TracingMetrics:
         with self._lock:
             counts, self._counts = self._counts, {}
             apdex, self._apdex = self._apdex, {}
+            self.overflowed = 0
         events: list[Event] = []
         for labels, seen in counts.items():
             tags: list[Entry] = [(name, text, True) for name, text in zip(self._labels, labels, strict=True)]
