@@ -132,7 +132,7 @@ class Indexer:
 
     def _rest(self) -> None:
         if not self._is_asked:
-            self._wake.wait(_IDLE_S)
+            self._wake.wait(_POLL_S)  # a closed segment does not wait long to be sealed
         elif self._reading is None or self._reading.index.pending or self._to_seal:
             self._wake.wait(_POLL_S)
         elif self._writer.committed().batch <= self._loaded_through:
