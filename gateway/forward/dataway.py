@@ -254,6 +254,7 @@ def write_url(url: str, category: Category) -> str:
 def delay_s(reply: Reply, attempt: int) -> float:
     """How long to wait before attempt number ``attempt + 1``: what the receiver asks for, else doubling with jitter."""
     if reply.retry_after_s is not None:
-        return reply.retry_after_s + random.uniform(0, 0.1)
+        # a wait of nothing, or a date that is past by our clock, must not become a storm
+        return max(reply.retry_after_s, FIRST_DELAY_S / 2) + random.uniform(0, 0.1)
     longest = MAX_QUOTA_DELAY_S if reply.answer is Answer.QUOTA else MAX_DELAY_S
     return min(FIRST_DELAY_S * 2.0 ** min(attempt - 1, 20), longest) * random.uniform(0.5, 1.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from gateway.buffer.segment import write_file
 from gateway.model import Category
+
+log = logging.getLogger("locum.forward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ class DeadLetters:
         write_file(folder / f"{package_id}.json", json.dumps(asdict(letter), ensure_ascii=False).encode())
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """Every letter that can be read, by category and id."""
+        """Every letter that can be read, by category and id; of others the log tells."""
         for path in sorted(self._root.glob("*/*.json")):
-            yield DeadLetter(**json.loads(path.read_bytes()))
+            try:
+                letter = DeadLetter(**json.loads(path.read_bytes()))
+            except (OSError, ValueError, TypeError) as error:
+                log.warning("event=dead_letter_unreadable path=%s error=%r", path, str(error))
+            else:
+                yield letter
