@@ -49,8 +49,10 @@ class LineFile:
         return raw
 
     def resume(self, note: dict[str, Any]) -> None:
-        if self._path.exists() and self._path.stat().st_size > int(note.get("size", 0)):
-            os.truncate(self._path, int(note["size"]))
+        """Cut off what a crash left of the window. Without a length nothing is cut: better twice than never."""
+        size = note.get("size")
+        if isinstance(size, int) and 0 <= size and self._path.exists() and self._path.stat().st_size > size:
+            os.truncate(self._path, size)
 
     def deliver(self, packages: list[Package], oversized: list[Package], stop: threading.Event) -> None:
         with self._path.open("ab") as file:
