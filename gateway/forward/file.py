@@ -51,7 +51,7 @@ class LineFile:
     def resume(self, note: dict[str, Any]) -> None:
         """Cut off what a crash left of the window. Without a length nothing is cut: better twice than never."""
         size = note.get("size")
-        if isinstance(size, int) and 0 <= size and self._path.exists() and self._path.stat().st_size > size:
+        if isinstance(size, int) and size >= 0 and self._path.exists() and self._path.stat().st_size > size:
             os.truncate(self._path, size)
 
     def deliver(self, packages: list[Package], oversized: list[Package], stop: threading.Event) -> None:
