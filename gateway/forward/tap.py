@@ -20,6 +20,7 @@ from gateway.buffer.record import Distributions, Numbers, Record
 from gateway.model import CATEGORY_OF, Category, Event, Kind, Series, Unsigned
 from gateway.otlp.plain import Row, points
 from gateway.otlp.point import decode_point, line
+from gateway.series import TRANSIENT
 
 MAX_POINTS_S = 5000
 
@@ -52,16 +53,19 @@ class Spelling:
         self._wanted = wanted
         self._segment = -1
         self._series: dict[int, Series] = {}
+        self._transient: dict[int, Series] = {}  # of the present record only
 
     def events(self, record: Record) -> Iterator[Event]:
         """The points of a record that the filter takes."""
         if record.segment != self._segment:
             self._segment = record.segment
             self._series.clear()
+        self._transient.clear()
         for series_id, definition in record.definitions:
             series = self._apply(Series.unpack(definition))
             if self._wanted.takes_series(series):
-                self._series[series_id] = series
+                known = self._series if series_id < TRANSIENT else self._transient
+                known[series_id] = series
         category = CATEGORY_OF[record.signal]
         if self._wanted.category not in (None, category):
             return
@@ -74,17 +78,20 @@ class Spelling:
             if self._wanted.takes_event(event):
                 yield event
 
+    def _find(self, series_id: int) -> Series | None:
+        return (self._series if series_id < TRANSIENT else self._transient).get(series_id)
+
     def _rows(self, numbers: Numbers, rows: Distributions) -> Iterator[Row]:
         doubles = numbers.bits.view(np.float64)
         integers = numbers.bits.view(np.int64)
         for at, series_id in enumerate(numbers.series.tolist()):
-            series = self._series.get(series_id)
+            series = self._find(series_id)
             if series is not None:
                 value = (integers if series.kind is Kind.INT else doubles)[at].item()
                 yield Row(series, int(numbers.time[at]), int(numbers.start[at]), value)
         bucket_ends, bound_ends = np.cumsum(rows.n_buckets, dtype=np.int64), np.cumsum(rows.n_bounds, dtype=np.int64)
         for at, series_id in enumerate(rows.series.tolist()):
-            series = self._series.get(series_id)
+            series = self._find(series_id)
             if series is None:
                 continue
             buckets_end, bounds_end = int(bucket_ends[at]), int(bound_ends[at])
