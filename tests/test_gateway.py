@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
+from gateway.minutes import Minutes
 from gateway.model import ConfigError, Event, Signal
 from tests.data import case, golden_cases
 from tests.fences import await_fence, between_fences, fence
@@ -336,6 +337,21 @@ def test_spans_become_datakits_metrics_each_minute_and_before_a_reload(tmp_path:
         assert not fenced(gateway)
         ((kept,),) = ask(gateway, "SELECT count(*) FROM events WHERE category = 'metric'")
         assert kept == len(wanted)
+
+
+def test_a_minute_ends_by_itself_and_the_last_one_at_the_stop(tmp_path: Path) -> None:
+    (found,) = golden_cases("tm_tracing_metrics")
+    wanted = sum(point["category"] == "metric" for point in found["points"])
+    body = bytes.fromhex(found["request"]["body_hex"])
+    with running(tmp_path, **dict(second_config(found))) as gateway:
+        minutes = Minutes(gateway.gateway._intake, interval_s=0.01)
+        minutes.start()
+        gateway.call(Signal.TRACES, body)
+        assert gateway.guance.wait_for(lambda: len(gateway.guance.points("metric")) == wanted)
+        minutes.stop()
+        gateway.call(Signal.TRACES, body)
+        minutes.stop()
+        assert len(fenced(gateway)) == 2 * wanted
 
 
 def test_spans_are_not_counted_where_nobody_asked(tmp_path: Path) -> None:
