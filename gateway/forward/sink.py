@@ -229,7 +229,7 @@ class Lane:
         up to the size of a window."""
         last = first
         due = time.monotonic() + self._flush_interval_s
-        while self._taken_bytes < WINDOW_BYTES:
+        while self._taken_bytes + sum(map(len, self._encoder.oversized)) < WINDOW_BYTES:
             left_s = due - time.monotonic()
             record = self._next(follower, max(0.0, min(_POLL_S, left_s)))
             if record is not None:
