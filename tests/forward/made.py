@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.buffer.record import Record, read_definitions
-from gateway.forward.package import point_ends
 from gateway.forward.sink import Package, Stopped
 from gateway.model import Category, Event, Signal, Unsigned
 from gateway.otlp.point import decode_points, encode_point
@@ -21,7 +20,7 @@ RECEIVED_NS = 1_800_000_000_000_000_001
 
 
 def record_of(registry: Registry, body: bytes, batch: int = 1, segment: int = 1) -> Record:
-    """A request of metrics as a lane gets it. Call ``registry.table.next_epoch()`` when a new segment begins."""
+    """A request of metrics as a lane gets it."""
     found = decode(registry, body, SENDER, RECEIVED_NS)
     told = read_definitions(registry.table.undefined(found.body)) + read_definitions(found.definitions)
     return Record(segment, batch, RECEIVED_NS, Signal.METRICS, found.points, told, found.body)
@@ -45,7 +44,7 @@ def point(name: str = "m", value: Any = 1.5, **tags: str) -> Event:
     return Event(Category.METRIC, "otel_service", tags or {"host": "h"}, {name: value}, made.T0)
 
 
-def unwritable(name: str = "m") -> Event:
+def unwritable() -> Event:
     """A point that line protocol has no way to write."""
     return Event(Category.METRIC, "otel_service", {"host": "h"}, {}, made.T0)
 
@@ -116,10 +115,6 @@ class ListFollower:
         self.closed = True
 
 
-class Crashed(Exception):
-    """Stands for a process that died at this point."""
-
-
 @dataclass
 class Memory:
     """An outlet that remembers. ``plan``: what happens instead, delivery by delivery (an exception is raised; None
@@ -180,7 +175,3 @@ class Memory:
 
     def close(self) -> None:
         self.closed = True
-
-
-def count_points(raw: bytes) -> int:
-    return len(point_ends(raw))
