@@ -149,8 +149,9 @@ class Lane:
         """The batches that must stay readable as they are: those of the window that is on its way or being gathered,
         and those that come next. (Numbers have gaps, so "next" reaches a little further.)"""
         follower = self._follower
-        position = max(self._cursor.delivered, follower.position if follower else 0)
-        return self._cursor.delivered + 1, position + NEXT_BATCHES
+        now = self._cursor
+        ends = now.delivered, follower.position if follower else 0, now.window.last if now.window else 0
+        return now.delivered + 1, max(ends) + NEXT_BATCHES
 
     @property
     def open_window(self) -> tuple[int, int] | None:
@@ -284,8 +285,9 @@ class Lane:
         self._packed, self._oversized, self._taken_bytes = [], [], 0
         if packages or oversized:
             self._outlet.deliver(packages, oversized, self._stop)
-        self._cursor = Cursor(window.last)
-        cursor.write(self._path, self._cursor)
+        done = Cursor(window.last)
+        cursor.write(self._path, done)  # first: until a file knows, a crash would make the window again
+        self._cursor = done
         self._oldest_ns, self._trouble = 0, None
         self._delivered.inc(sum(package.points for package in packages))
 

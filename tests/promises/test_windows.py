@@ -116,7 +116,6 @@ def test_it_is_the_same_when_its_segment_was_sealed_while_it_was_gathered(guance
         _assert_the_same_again(guance, promised)
 
 
-@pytest.mark.xfail(reason="a lane that has not begun to read speaks for the next batches only", strict=True)
 def test_all_of_it_is_kept_from_the_moment_its_lane_is_made(tmp_path: Path) -> None:
     path = tmp_path / "dataway-metric.json"
     cursor.write(path, Cursor(10, Window(11, 5000)))
