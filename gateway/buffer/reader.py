@@ -26,7 +26,7 @@ from gateway.buffer.journal import Damage, Entry, Tail, scan
 from gateway.buffer.record import Distributions, Numbers, Record, pack_columns, read_body
 from gateway.buffer.sealed import SealedRecords
 from gateway.buffer.segment import Manifest, Segment, State
-from gateway.buffer.writer import Writer
+from gateway.buffer.writer import Committed, Writer
 from gateway.model import Signal, StorageError
 from gateway.series import TRANSIENT
 
@@ -189,6 +189,9 @@ class Follower:
             return
         with Tail(found.journal) as tail:
             while (committed := self._writer.committed()).segment == found.number:
+                if self._wants_none_of(committed):
+                    self.position = max(self.position, committed.batch)
+                    tail.offset = committed.offset
                 try:
                     entries = tail.read(committed.offset)
                 except StorageError as error:
@@ -203,6 +206,12 @@ class Follower:
                     yield None
             journal = found.journal if found.journal.exists() else segment.sealed(found).journal
             yield from scan(journal, tail.offset)
+
+
+    def _wants_none_of(self, committed: Committed) -> bool:
+        """Whether nothing behind the position is this follower's, so that it need not be read. One of metrics reads
+        all: what it skipped might define a series."""
+        return self._signal not in (None, Signal.METRICS) and committed.newest[self._signal] <= self.position
 
 
 class _Known:

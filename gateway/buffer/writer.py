@@ -1,6 +1,7 @@
 """The writer: one thread that puts batches into the journal, and says when they are safe.
 
 What waits is written together and synced once (group commit): the longer the disk takes, the more requests share it.
+While several senders are at it, the writer waits a millisecond for the others before it syncs.
 A future is resolved only after the sync. When a write or a sync fails, none of its batches is acknowledged; after a
 failed sync the file is never written to again, since the kernel may have dropped what it could not write.
 
@@ -16,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 from gateway.buffer import journal
 from gateway.config import BufferSettings
 from gateway.metrics import Meters
-from gateway.model import Batch, Reason, Refusal, StorageError
+from gateway.model import Batch, Reason, Refusal, Signal, StorageError
 from gateway.series import SeriesTable
 
 log = logging.getLogger("locum.buffer")
@@ -32,6 +33,8 @@ log = logging.getLogger("locum.buffer")
 RETRY_AFTER_S = 1.0
 RETRY_AFTER_FULL_S = 10.0
 _GROUP_BYTES = 32 << 20
+_LINGER_S = 0.001
+"""How long to wait for company before a sync, when there was some the last time."""
 
 
 Item = tuple[Batch, SeriesTable, "Future[int]"]
@@ -39,11 +42,13 @@ Item = tuple[Batch, SeriesTable, "Future[int]"]
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How far the buffer is safe: the first ``offset`` bytes of the journal of ``segment``, up to batch ``batch``."""
+    """How far the buffer is safe: the first ``offset`` bytes of the journal of ``segment``, up to batch ``batch``.
+    ``newest``: the last batch of each signal among them, 0 for one that had none since the start."""
 
     segment: int
     offset: int
     batch: int
+    newest: Mapping[Signal, int]
 
 
 class Writer:
@@ -88,8 +93,9 @@ class Writer:
         self._opened_at = 0.0
         self._definitions_bytes = 0
         self._broken = False
+        self._has_company = False
         self.trouble: str | None = None
-        self._committed = Committed(segment, 0, first_batch - 1)
+        self._committed = Committed(segment, 0, first_batch - 1, dict.fromkeys(Signal, 0))
         self._open(segment)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
@@ -182,6 +188,9 @@ class Writer:
             self._work.wait_for(lambda: self._pending or self._stopping or self._roll_wanted, 1.0)
             if self._stopping and not self._pending:
                 return None
+        if self._has_company:
+            time.sleep(_LINGER_S)
+        with self._work:
             group: list[Item] = []
             size = 0
             while self._pending and (not group or self._fits(group[0], size)):
@@ -189,6 +198,7 @@ class Writer:
                 group.append(item)
                 size += len(item[0].body)
             self._pending_bytes -= size
+            self._has_company = len(group) > 1
             return group
 
     def _fits(self, first: Item, size: int) -> bool:
@@ -210,6 +220,7 @@ class Writer:
         parts: list[journal.Buffer] = []
         offset, number = self._committed.offset, self._next_batch
         definitions_bytes = self._definitions_bytes
+        newest = dict(self._committed.newest)
         for batch, _, _ in group:
             definitions = batch.definitions + table.undefined(batch.body)
             pieces, size = journal.record_parts(
@@ -218,6 +229,7 @@ class Writer:
             parts += pieces
             offset += size
             definitions_bytes += len(definitions)
+            newest[batch.signal] = number
             number += 1
         self._next_batch = number  # used up even if this fails: the records may have reached the disk
         journal.write_all(self._descriptor, parts)
@@ -227,7 +239,7 @@ class Writer:
             self._broken = True
             raise
         with self._safe:
-            self._committed = Committed(self._committed.segment, offset, number - 1)
+            self._committed = Committed(self._committed.segment, offset, number - 1, newest)
             self._safe.notify_all()
         self._definitions_bytes = definitions_bytes
         self.trouble = None
@@ -328,7 +340,9 @@ class Writer:
         self._definitions_bytes = 0
         self._broken = False
         with self._safe:
-            self._committed = Committed(segment, journal.FILE_HEADER.size, self._next_batch - 1)
+            self._committed = Committed(
+                segment, journal.FILE_HEADER.size, self._next_batch - 1, self._committed.newest
+            )
             self._safe.notify_all()
 
 

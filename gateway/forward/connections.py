@@ -72,7 +72,7 @@ class ConnectionPool:
         try:
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(self._timeout_s)
+            connection.sock.settimeout(None)  # `_watch` keeps the deadline; with one here each call would poll first
             connection.request("POST", path, body, headers)
             reply = connection.getresponse()
             text = reply.read(_REPLY_BYTES).decode("utf-8", "replace")

@@ -26,7 +26,7 @@ from gateway.model import Category, LocumError
 
 log = logging.getLogger("locum.forward")
 
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 16 << 20
 NEXT_BATCHES = 64
 _POLL_S = 0.1
 """How often a lane looks for records: it is woken by no one, so that commits need not wake every lane."""

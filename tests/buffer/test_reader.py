@@ -130,6 +130,26 @@ def test_a_byte_that_changes_in_the_open_journal_costs_its_record_only(tmp_path:
         assert buffer.indexer.catch_up(5)
 
 
+def test_a_follower_of_events_passes_over_metrics_without_reading_them(tmp_path: Path) -> None:
+    with running(tmp_path, KNOWN) as buffer:
+        follower = follow(tmp_path, buffer.writer, 0, Signal.TRACES)
+        buffer.put(events([span(1)]))
+        assert (record := follower.next(5)) is not None
+        assert record.batch == 1
+        begin = buffer.writer.committed().offset
+        for number in range(20):
+            buffer.put(metrics([Number(0, number, number)]))
+        with (tmp_path / "segments" / "00000001.open" / "journal").open("r+b") as journal:
+            journal.seek(begin)
+            journal.write(b"?" * 1000)  # whoever read them would stumble
+        assert follower.next(0) is None
+        assert follower.position == 21
+        buffer.put(events([span(2)]))
+        assert (record := follower.next(5)) is not None
+        assert record.batch == 22
+        assert follower.position == 22
+
+
 def test_a_follower_that_is_closed_returns_at_once(tmp_path: Path) -> None:
     with running(tmp_path, KNOWN) as buffer:
         follower = follow(tmp_path, buffer.writer, 0)

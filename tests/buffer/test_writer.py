@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -222,6 +223,29 @@ def test_what_comes_while_the_disk_is_busy_is_synced_together(tmp_path: Path, di
         assert [future.result(WAIT_S) for future in [first, *rest]] == list(range(1, 201))
     assert disk.synced.count(str(journal_path(tmp_path, 1))) == 2, "its header, and the first batch"
     assert disk.synced.count(str(journal_path(tmp_path, 2))) == 2, "its header, and the 199 others"
+
+
+def test_after_company_the_writer_waits_for_the_others_and_alone_it_does_not(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_LINGER_S", 0.2)
+    table = SeriesTable()
+    with running(tmp_path, table) as writer:
+
+        def answered_s() -> float:
+            began = time.monotonic()
+            writer.submit(logs(1), table).result(WAIT_S)
+            return time.monotonic() - began
+
+        assert answered_s() < 0.15
+        disk.hold()
+        first = writer.submit(logs(1), table)
+        assert disk.reached.wait(WAIT_S)
+        company = [writer.submit(logs(at), table) for at in (2, 3)]
+        disk.free.set()
+        assert [future.result(WAIT_S) for future in (first, *company)] == [2, 3, 4]
+        assert answered_s() >= 0.15, "the sync before was for two"
+        assert answered_s() < 0.15, "the sync before was for one"
 
 
 def test_a_group_has_a_bound(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
