@@ -207,7 +207,6 @@ class Follower:
             journal = found.journal if found.journal.exists() else segment.sealed(found).journal
             yield from scan(journal, tail.offset)
 
-
     def _wants_none_of(self, committed: Committed) -> bool:
         """Whether nothing behind the position is this follower's, so that it need not be read. One of metrics reads
         all: what it skipped might define a series."""

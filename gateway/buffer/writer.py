@@ -76,7 +76,8 @@ class Writer:
     ) -> None:
         self._data_dir = data_dir
         self._settings = settings
-        self._meters = meters
+        self._commit_s = meters.commit_s
+        self._accepted = {signal: meters.accepted.labels(signal.name.lower()) for signal in Signal}
         self._table = table
         self._gateway_id = gateway_id
         self._on_roll = on_roll
@@ -243,9 +244,9 @@ class Writer:
             self._safe.notify_all()
         self._definitions_bytes = definitions_bytes
         self.trouble = None
-        self._meters.commit_s.observe(time.perf_counter() - began)
+        self._commit_s.observe(time.perf_counter() - began)
         for batch_number, (batch, _, future) in enumerate(group, number - len(group)):
-            self._meters.accepted.labels(batch.signal.name.lower()).inc(batch.points)
+            self._accepted[batch.signal].inc(batch.points)
             future.set_result(batch_number)
 
     def _fail(self, group: list[Item], error: Exception) -> None:
@@ -340,9 +341,7 @@ class Writer:
         self._definitions_bytes = 0
         self._broken = False
         with self._safe:
-            self._committed = Committed(
-                segment, journal.FILE_HEADER.size, self._next_batch - 1, self._committed.newest
-            )
+            self._committed = Committed(segment, journal.FILE_HEADER.size, self._next_batch - 1, self._committed.newest)
             self._safe.notify_all()
 
 

@@ -219,7 +219,8 @@ class _Body:
                         raise Refusal(Reason.TOO_LARGE, f"more than {limit} bytes; send less a request")
                     admission.take(len(part))
                     parts.append(part)
-                    patience.reschedule(until + size / _SLOWEST_BYTES_A_S)
+                    if not self.complete:
+                        patience.reschedule(until + size / _SLOWEST_BYTES_A_S)
         except TimeoutError:
             raise Refusal(Reason.READ_TIMEOUT, f"the body stopped after {size} bytes, or comes too slowly") from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -256,16 +257,20 @@ async def _resolved(done: Future[int]) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
+    def give_up() -> None:
+        if not waiter.done():
+            waiter.set_exception(Refusal(Reason.OVERLOADED, "the disk did not take it in time", 1.0))
+
     def resolved(_: Future[int]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(wake)
 
+    patience = loop.call_later(COMMIT_TIMEOUT_S, give_up)
     done.add_done_callback(resolved)
     try:
-        async with asyncio.timeout(COMMIT_TIMEOUT_S):
-            await waiter
-    except TimeoutError:
-        raise Refusal(Reason.OVERLOADED, "the disk did not take it in time", 1.0) from None
+        await waiter
+    finally:
+        patience.cancel()
 
 
 async def _preflight(send: Send, headers: Headers) -> None:
