@@ -1,4 +1,5 @@
-"""Kept-alive connections to one receiver, on ``http.client``: half the CPU of a full client library for a body a time.
+"""Kept-alive connections to one receiver: opened by ``http.client`` (proxies, tunnels, TLS), used without it, since
+its ways of sending and reading cost more than a body does.
 
 The whole of a reply has a deadline, however it trickles in. Redirects are not followed: a token goes nowhere else.
 """
@@ -9,6 +10,7 @@ import base64
 import contextlib
 import http.client
 import os
+import re
 import socket
 import ssl
 import threading
@@ -17,9 +19,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from gateway.config import DatawaySettings
+from gateway.forward.reply import MAX_TEXT_BYTES, Reply
 
-_REPLY_BYTES = 64 << 10
 _CONNECT_S = 10.0
+_READ_BYTES = 64 << 10
+_NOT_IN_A_HEAD = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class ConnectionPool:
@@ -27,6 +31,7 @@ class ConnectionPool:
 
     def __init__(self, settings: DatawaySettings) -> None:
         self._target = urlsplit(settings.url)
+        self._host = _host_header(self._target)
         self._proxy = _proxy(settings)
         self._timeout_s = settings.timeout_s
         self._tls = _tls(settings) if self._target.scheme == "https" else None
@@ -72,27 +77,45 @@ class ConnectionPool:
         try:
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(None)  # `_watch` keeps the deadline; with one here each call would poll first
-            connection.request("POST", path, body, headers)
-            reply = connection.getresponse()
-            text = reply.read(_REPLY_BYTES).decode("utf-8", "replace")
+            # no time-out of its own, or every call would poll first: `_watch` keeps the deadline
+            connection.sock.settimeout(None)
+            connection.sock.sendall(self._head(path, headers, len(body)) + body)
+            reply = Reply()
+            while not reply.complete and len(reply.text) < MAX_TEXT_BYTES:
+                data = connection.sock.recv(_READ_BYTES)
+                if not data:
+                    if reply.status:
+                        break  # a reply may end with its connection, and what counts is there
+                    raise http.client.RemoteDisconnected("the connection was closed without a reply")
+                reply.feed(data)
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() < deadline:
                 raise
-            raise self._too_late() from error
-        except (ValueError, AttributeError) as error:  # the guard took the socket away in mid-read
             raise self._too_late() from error
         finally:
             with self._lock:
                 del self._busy[connection]
         if time.monotonic() >= deadline:
             raise self._too_late()
-        if reply.isclosed() and not reply.will_close:
+        if reply.keeps:
             with self._lock:
                 self._idle.append(connection)
         else:
             connection.close()
-        return reply.status, reply.getheader("Retry-After"), text
+        return reply.status, reply.retry_after, reply.text.decode("utf-8", "replace")
+
+    def _head(self, path: str, headers: dict[str, str], size_bytes: int) -> bytes:
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"Host: {self._host}",
+            "Accept-Encoding: identity",
+            f"Content-Length: {size_bytes}",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        for line in lines:
+            if _NOT_IN_A_HEAD.search(line):
+                raise http.client.HTTPException("a header or the address has a control character in it")
+        return "\r\n".join([*lines, "", ""]).encode()
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(f"no whole reply within {self._timeout_s:.0f} s")
@@ -134,6 +157,14 @@ class ConnectionPool:
             connection.close()
         for connection in busy:
             _cut_off(connection)
+
+
+def _host_header(target: SplitResult) -> str:
+    """Whom a request is for, without login and without a port that goes without saying."""
+    host = target.hostname or ""
+    host = f"[{host}]" if ":" in host else host if host.isascii() else host.encode("idna").decode()
+    default = 443 if target.scheme == "https" else 80
+    return host if target.port in (None, default) else f"{host}:{target.port}"
 
 
 def _cut_off(connection: http.client.HTTPConnection) -> None:
