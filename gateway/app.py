@@ -21,7 +21,7 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
-from gateway import config_files, heap
+from gateway import config_files, heap, thread_names
 from gateway.buffer import question, segment
 from gateway.buffer.catalog import Catalog
 from gateway.buffer.indexer import Indexer
@@ -156,6 +156,7 @@ class Gateway:
         self._lanes = lanes
         for lane in lanes:
             lane.start()
+        thread_names.show()
 
     def _outlets(self, settings: Settings) -> Iterator[tuple[str, float, int, str, Callable[[Category], Outlet]]]:
         """Name, flush interval, size of a body, encoding and maker of every sink that is configured."""
@@ -194,6 +195,7 @@ class Gateway:
         self.addresses["grpc"] = grpc_server.start()
         self._cleanup.callback(lambda: grpc_server.stop(STOP_S / 4))
         servers.start()
+        thread_names.show()
         self._cleanup.callback(lambda: servers.stop(STOP_S / 4))
 
     def _announce(self) -> None:
