@@ -28,13 +28,13 @@ class Reply:
     def feed(self, data: bytes) -> None:
         """Take in the next bytes. Raises ``http.client.HTTPException`` for what is no reply."""
         if not self.status:
+            if self._head_bytes >= _MAX_HEAD_BYTES:
+                raise http.client.HTTPException("the head of the reply is too large")
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise http.client.HTTPException(f"not an HTTP reply ({error or type(error).__name__})") from None
-        if not self.status and self._head_bytes > _MAX_HEAD_BYTES:
-            raise http.client.HTTPException("the head of the reply is too large")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers += 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from gateway.config import FileSettings
+from gateway.forward.cursor import Cursor, Window, write
 from gateway.forward.dead_letters import DeadLetters
 from gateway.forward.file import LineFile
 from gateway.metrics import Meters
@@ -35,10 +35,7 @@ def test_a_window_that_was_half_written_is_written_again_from_its_beginning(tmp_
     running.stop(2)
     path = tmp_path / "out" / "logging.line"
     size = path.stat().st_size
-    cursor = tmp_path / "cursors" / "test-logging.json"
-    cursor.write_text(
-        json.dumps({"delivered": 1, "window": {"first": 2, "last": 2, "look": "as it is", "note": {"size": size}}})
-    )
+    write(tmp_path / "cursors" / "test-logging.json", Cursor(1, Window(2, 2, "as it is", {"size": size})))
     with path.open("a") as file:
         file.write('app,service=app message="m2" 17960000')  # the crash came here
     shelf.records.append(record(2, [event(2)]))
