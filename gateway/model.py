@@ -211,6 +211,7 @@ class Reason(StrEnum):
     VALUE_CUT = "value_cut"
     FIELD_CLASH = "field_clash"
     BUCKETS_LEFT_OUT = "buckets_left_out"
+    EXTREME_OUTSIDE = "extreme_outside_buckets"
     TIME_ZERO = "time_zero"
     TIME_UNIT = "time_looks_like_another_unit"
     METRIC_WITHOUT_DATA = "metric_without_data"
@@ -249,27 +250,28 @@ class Losses:
     """What was left out or changed while a request was understood: counts by reason, and one example each.
 
     ``left_out`` counts data points (spans, records) that will not be sent: they become ``partial_success``.
-    ``changed`` counts attributes and texts that were altered; their points go on.
+    ``changed`` counts attributes and texts that were altered, and what is odd and worth a word; their points go on.
     """
 
     left_out: dict[Reason, int] = field(default_factory=dict)
     changed: dict[Reason, int] = field(default_factory=dict)
-    examples: dict[Reason, str] = field(default_factory=dict)
+    left_out_examples: dict[Reason, str] = field(default_factory=dict)
+    changed_examples: dict[Reason, str] = field(default_factory=dict)
 
     def leave_out(self, reason: Reason, example: str, count: int = 1) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
-        self.examples.setdefault(reason, example)
+        self.left_out_examples.setdefault(reason, example)
 
     def change(self, reason: Reason, example: str, count: int = 1) -> None:
         self.changed[reason] = self.changed.get(reason, 0) + count
-        self.examples.setdefault(reason, example)
+        self.changed_examples.setdefault(reason, example)
 
     def add(self, other: Losses) -> None:
         """Count what ``other`` counted, too."""
         for reason, count in other.left_out.items():
-            self.leave_out(reason, other.examples[reason], count)
+            self.leave_out(reason, other.left_out_examples[reason], count)
         for reason, count in other.changed.items():
-            self.change(reason, other.examples[reason], count)
+            self.change(reason, other.changed_examples[reason], count)
 
     @property
     def rejected(self) -> int:
@@ -278,8 +280,9 @@ class Losses:
 
     def message(self) -> str:
         """One sentence for ``partial_success.error_message``; empty when there is nothing to say."""
-        counts = [*self.left_out.items(), *self.changed.items()]
-        return "; ".join(f"{count} {reason}: {self.examples[reason]}" for reason, count in counts)
+        told = [f"{count} {reason}: {self.left_out_examples[reason]}" for reason, count in self.left_out.items()]
+        told += [f"{count} {reason}: {self.changed_examples[reason]}" for reason, count in self.changed.items()]
+        return "; ".join(told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,10 +175,8 @@ def test_added_losses_are_the_sum_and_leave_the_other_as_it_was(
     assert ours.left_out == Counter(ours_out) + Counter(theirs_out)
     assert ours.changed == Counter(ours_changed) + Counter(theirs_changed)
     assert theirs == losses_of(theirs_out, theirs_changed, "theirs")
-    assert all(
-        example == ("ours" if reason in ours_out.keys() | ours_changed.keys() else "theirs")
-        for reason, example in ours.examples.items()
-    )
+    for ours_had, examples in ((ours_out, ours.left_out_examples), (ours_changed, ours.changed_examples)):
+        assert all(example == ("ours" if reason in ours_had else "theirs") for reason, example in examples.items())
 
 
 def losses_of(left_out: dict[Reason, int], changes: dict[Reason, int], example: str) -> Losses:

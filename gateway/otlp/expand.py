@@ -45,6 +45,7 @@ MAX_EXPONENTIAL_BUCKETS = 4096
 """Of one data point, after they are spelled out; SDKs use 160."""
 MIN_SCALE, MAX_SCALE = -10, 20
 """What the OpenTelemetry data model works with; beyond, bounds are no longer told apart by a float64."""
+_ROUNDING = 1e-9
 MAX_QUANTILES = 256
 """Of one summary data point. Each is a series of its own, and costs its sender two bytes."""
 
@@ -247,6 +248,28 @@ def exponential_buckets(point: ExponentialHistogramDataPoint) -> tuple[list[floa
             rest += count
     counts.append(rest)
     return bounds, [count % _WORD for count in counts]
+
+
+def extremes_lie_outside(point: ExponentialHistogramDataPoint) -> bool:
+    """Whether the minimum or the maximum lies beyond the outermost bucket: a sender that contradicts itself. Rounding
+    of a bound is forgiven."""
+    positive, negative, scale = point.positive, point.negative, point.scale
+    size = len(positive.bucket_counts) + len(negative.bucket_counts)
+    if not (size or point.zero_count) or (size and not MIN_SCALE <= scale <= MAX_SCALE):
+        return False
+    zero = point.zero_threshold
+    if negative.bucket_counts:
+        lowest = -_power(scale, negative.offset + len(negative.bucket_counts))
+    else:
+        lowest = -zero if point.zero_count else _power(scale, positive.offset)
+    if positive.bucket_counts:
+        highest = _power(scale, positive.offset + len(positive.bucket_counts))
+    else:
+        highest = zero if point.zero_count else -_power(scale, negative.offset)
+    return bool(
+        (point.HasField("min") and point.min < lowest - _ROUNDING * abs(lowest))
+        or (point.HasField("max") and point.max > highest + _ROUNDING * abs(highest))
+    )
 
 
 def _add_bucket(bounds: list[float], counts: list[int], bound: float, count: int) -> None:

@@ -42,6 +42,7 @@ from gateway.otlp.expand import (
     MetricHeader,
     decimal_text,
     exponential_buckets,
+    extremes_lie_outside,
     merged_buckets,
     understand,
 )
@@ -70,10 +71,11 @@ class Row:
 
 
 class _LeaveOut(Exception):
-    """The data point cannot be kept, for this reason."""
+    """The data point cannot be kept, for this reason; ``detail`` goes behind the metric's name."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: Reason, detail: str = "") -> None:
         self.reason = reason
+        self.detail = detail
 
 
 @dataclass(slots=True)
@@ -138,7 +140,7 @@ def _metric_rows(reading: _Reading, message: Metric, resource: bytes, scope: byt
             _check_metric(reading, metric)
             rows += _READERS[data](reading, metric, point)
         except _LeaveOut as loss:
-            reading.losses.leave_out(loss.reason, message.name)
+            reading.losses.leave_out(loss.reason, f"{message.name}{loss.detail}")
     return rows
 
 
@@ -217,7 +219,7 @@ def _histogram(reading: _Reading, metric: _Metric, point: HistogramDataPoint) ->
     time_ns, start_ns = _times(reading, point)
     if len(counts) != len(bounds) + 1 and (counts or bounds):
         if reading.strict:
-            raise _LeaveOut(Reason.BAD_BUCKETS)
+            raise _LeaveOut(Reason.BAD_BUCKETS, f" has {len(counts)} counts for {len(bounds)} bounds")
         reading.losses.change(Reason.BUCKETS_LEFT_OUT, f"{len(counts)} counts for {len(bounds)} bounds")
         bounds, counts = [], []
     rising = all(low < high for low, high in pairwise(bounds))
@@ -239,6 +241,8 @@ def _exponential(reading: _Reading, metric: _Metric, point: ExponentialHistogram
     buckets = exponential_buckets(point)
     if buckets is None:
         reading.losses.change(Reason.BUCKETS_LEFT_OUT, "more buckets, or another scale, than can be spelled out")
+    if extremes_lie_outside(point):
+        reading.losses.change(Reason.EXTREME_OUTSIDE, metric.header.name)
     bounds, counts = buckets or ([], [])
     (series,) = _family(reading, metric, point, Kind.EXPONENTIAL)
     yield _distribution(reading, series, point, time_ns, start_ns, counts, bounds)

@@ -56,6 +56,7 @@ cdef enum Loss:
     CHANGED_UNIT
     CHANGED_FINITE
     CHANGED_NO_DATA
+    CHANGED_EXTREMES
     LOSSES
 
 _LEFT_OUT = {
@@ -75,6 +76,7 @@ _CHANGED = {
     CHANGED_UNIT: Reason.TIME_UNIT,
     CHANGED_FINITE: Reason.NOT_FINITE,
     CHANGED_NO_DATA: Reason.METRIC_WITHOUT_DATA,
+    CHANGED_EXTREMES: Reason.EXTREME_OUTSIDE,
 }
 
 cdef uint64_t LAST_NS = MAX_TIME_NS
@@ -391,17 +393,17 @@ cdef class Request:
                 )
         return 0
 
-    cdef int lose(self, int loss) except -1:
-        """Count a loss; keep the metric's name as its example."""
+    cdef int lose(self, int loss, str detail="") except -1:
+        """Count a loss; keep the metric's name, and ``detail`` behind it, as its example."""
         self.lost[loss] += 1
         if self.lost_in[loss] is None:
             name = self.header.name.data[: min(self.header.name.size, 256)] if self.header.name.size else b""
-            self.lost_in[loss] = name.decode("utf-8", "replace") or "(no name)"
+            self.lost_in[loss] = (name.decode("utf-8", "replace") or "(no name)") + detail
         return 0
 
-    cdef int lose_point(self, int loss, const uint8_t* data, uint64_t size) except -1:
+    cdef int lose_point(self, int loss, const uint8_t* data, uint64_t size, str detail="") except -1:
         """Leave a point out. Nobody will look at its attributes, so they are checked here."""
-        self.lose(loss)
+        self.lose(loss, detail)
         return self.check_point(data, size)
 
     cdef int check_point(self, const uint8_t* data, uint64_t size) except -1:
@@ -615,7 +617,7 @@ cdef class Request:
             return self.lose_point(TIME_RANGE, data, size)
         if n_buckets != n_bounds + 1 and (n_buckets or n_bounds):
             if self.registry.strict:
-                return self.lose_point(BAD_BUCKETS, data, size)
+                return self.lose_point(BAD_BUCKETS, data, size, f" has {n_buckets} counts for {n_bounds} bounds")
             self.lose(CHANGED_BUCKETS)
             n_buckets = n_bounds = 0
         if not rising and self.registry.strict:
@@ -683,6 +685,8 @@ cdef class Request:
         if spelled is None:
             self.lose(CHANGED_BUCKETS)
             spelled = ((), ())
+        if expand.extremes_lie_outside(message):
+            self.lose(CHANGED_EXTREMES)
         bounds, counts = spelled
         self.gather(&point, data, size, 1)
         series = self.series_of(point.attributes, 4, 0, 0, None, data)

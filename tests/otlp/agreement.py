@@ -23,6 +23,7 @@ OF_A_ROW = {
     Reason.BAD_BOUNDS,
     Reason.METRIC_WITHOUT_DATA,
     Reason.NOT_FINITE,
+    Reason.EXTREME_OUTSIDE,
 }
 """Changes that are counted for each data point. The others are counted once a series, so the readers' counts differ
 where the same series is written in other bytes."""

@@ -24,6 +24,7 @@ from gateway.otlp.expand import (
     MetricHeader,
     decimal_text,
     exponential_buckets,
+    extremes_lie_outside,
     merged_buckets,
     understand,
 )
@@ -227,11 +228,59 @@ def exponential(
     zero_count: int = 0,
     zero_threshold: float = 0.0,
 ) -> tuple[list[float], list[int]] | None:
+    return exponential_buckets(exponential_point(scale, positive, negative, zero_count, zero_threshold))
+
+
+def exponential_point(
+    scale: int = 0,
+    positive: tuple[int, list[int]] = (0, []),
+    negative: tuple[int, list[int]] = (0, []),
+    zero_count: int = 0,
+    zero_threshold: float = 0.0,
+) -> ExponentialHistogramDataPoint:
     point = ExponentialHistogramDataPoint(scale=scale, zero_count=zero_count, zero_threshold=zero_threshold)
     for buckets, (offset, counts) in ((point.positive, positive), (point.negative, negative)):
         buckets.offset = offset
         buckets.bucket_counts.extend(counts)
-    return exponential_buckets(point)
+    return point
+
+
+@pytest.mark.parametrize(
+    ("point", "lowest", "highest"),
+    [
+        (exponential_point(positive=(0, [1, 2])), 1.0, 4.0),
+        (exponential_point(negative=(0, [1, 2])), -4.0, -1.0),
+        (exponential_point(1, (0, [3, 1]), (2, [4, 1]), 2), -4.0, 2.0),
+        (exponential_point(zero_count=2), 0.0, 0.0),
+        (exponential_point(zero_count=2, zero_threshold=0.5), -0.5, 0.5),
+        (exponential_point(zero_count=2, positive=(0, [1])), 0.0, 2.0),
+        (exponential_point(3, (5, [1])), 2 ** (5 / 8), 2 ** (6 / 8)),
+    ],
+)
+def test_an_extreme_lies_outside_beyond_the_outermost_bucket(
+    point: ExponentialHistogramDataPoint, lowest: float, highest: float
+) -> None:
+    def told(low: float | None, high: float | None) -> bool:
+        told = ExponentialHistogramDataPoint()
+        told.CopyFrom(point)
+        if low is not None:
+            told.min = low
+        if high is not None:
+            told.max = high
+        return extremes_lie_outside(told)
+
+    assert not told(None, None)
+    assert not told(lowest, highest)
+    assert told(lowest - 0.01, None)
+    assert told(None, highest + 0.01)
+    assert told(lowest - 0.01, highest + 0.01)
+
+
+def test_of_a_point_without_buckets_nothing_lies_outside() -> None:
+    point = exponential_point(scale=99, positive=(0, [1]))
+    for each in (ExponentialHistogramDataPoint(), point):
+        each.min, each.max = -1e9, 1e9
+        assert not extremes_lie_outside(each)
 
 
 @pytest.mark.parametrize(

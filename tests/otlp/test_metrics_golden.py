@@ -13,6 +13,8 @@ from gateway.config import PointSettings
 from gateway.model import MAX_TIME_NS, Event, Losses, Reason
 from gateway.otlp.expand import MAX_QUANTILES
 from gateway.otlp.plain import Row, points, read
+from gateway.otlp.registry import Registry
+from gateway.otlp.wire import decode
 from tests.data import case, golden, golden_cases
 from tests.otlp.deviations import DEVIATIONS
 from tests.otlp.points import (
@@ -117,7 +119,17 @@ def test_case_02_bounds_without_counts_cost_no_neighbour() -> None:
     sent, losses = read_case("02-", STRICT)
     assert [list(event.fields) for event in sent] == [["lab.neighbour"]]
     assert losses.left_out == {Reason.BAD_BUCKETS: 1}
-    assert "lab.kernel.time" in losses.message()
+    assert losses.message() == "1 bad_buckets: lab.kernel.time has 0 counts for 2 bounds"
+
+
+@pytest.mark.parametrize("name", ["02-", "05-", "06-", "14-"])
+def test_what_a_sender_is_told_names_the_metric_at_fault(name: str) -> None:
+    request = parse(json.dumps(case(name)).encode())
+    batch = decode(Registry(STRICT, 100), request.SerializeToString(), None, RECEIVED_NS)
+    _, losses = read(request, None, STRICT, RECEIVED_NS)
+    assert batch.losses.left_out_examples == losses.left_out_examples
+    assert batch.losses.changed.keys() == losses.changed.keys()
+    assert batch.losses.message().startswith(losses.message().partition(";")[0])
 
 
 def test_case_03_absent_is_zero_in_datakit_and_absent_in_strict() -> None:
@@ -144,8 +156,10 @@ def test_case_05_no_two_buckets_leave_with_the_same_tags() -> None:
 def test_case_06_exponential_buckets_are_spelled_out_in_value_order() -> None:
     wanted = {"-2.8284271247461903": 1, "-2": 5, "0": 7, "1.4142135623730951": 10, "2": 11, "+Inf": 11}
     for settings in (GOLDEN, STRICT):
-        sent, _ = read_case("06-", settings)
+        sent, losses = read_case("06-", settings)
         assert by_le(sent, "lab.drift") == wanted
+        assert losses.changed == {Reason.EXTREME_OUTSIDE: 1}
+        assert losses.message() == "1 extreme_outside_buckets: lab.drift"
         point = only(sent, "lab.drift_count")
         assert point.fields["lab.drift_min"] == -5.0
         assert point.fields["lab.drift_max"] == 1.9
