@@ -309,10 +309,13 @@ class Gateway:
 
     def _needed(self, first: int, last: int) -> bool:
         """Whether a sink is in the middle of these batches, and may have to make the same bodies of them again."""
-        # before the lanes have begun, their files tell it
-        reaches = [lane.reach for lane in self._lanes] or [
+        # before the lanes have begun, and of a sink that was taken away and may come back, their files tell it
+        running = {lane.cursor_path for lane in self._lanes}
+        reaches = [lane.reach for lane in self._lanes]
+        reaches += [
             (told.delivered + 1, (told.window.last if told.window else told.delivered) + NEXT_BATCHES)
-            for told in map(cursor.read, (self._settings.data_dir / "cursors").glob("*.json"))
+            for path in (self._settings.data_dir / "cursors").glob("*.json")
+            if path not in running and ((told := cursor.read(path)).window or not running)
         ]
         return any(begin <= last and first <= end for begin, end in reaches)
 

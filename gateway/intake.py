@@ -79,7 +79,6 @@ class Intake:
         """
         generation = self.generation
         batch, events = read_request(generation, signal, wire, body, sender, time.time_ns())
-        self._count(batch)
         if batch.points:
             done = self._writer.submit(batch, generation.registry.table)
             if generation.tracing_metrics is not None and signal is Signal.TRACES:
@@ -87,6 +86,8 @@ class Intake:
         else:
             done = Future()
             done.set_result(0)
+        if batch.losses.left_out or batch.losses.changed:
+            done.add_done_callback(lambda ended: self._count(batch, ended))
         rejected = batch.losses.rejected
         tells = (
             rejected or generation.settings.points.parity == "strict" or _WORTH_A_WARNING & batch.losses.changed.keys()
@@ -119,7 +120,10 @@ class Intake:
         else:
             done.add_done_callback(lambda ended: count_refused(ended.exception()))
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: Batch, done: Future[int]) -> None:
+        """Count a batch's losses, once it is safe: one that is refused comes again, and its losses with it."""
+        if done.exception() is not None:
+            return
         signal = batch.signal.name.lower()
         for reason, count in batch.losses.left_out.items():
             self._meters.left_out.labels(signal, reason).inc(count)

@@ -8,11 +8,12 @@ time and memory.
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ import pyarrow as pa
 
 from gateway.buffer import segment, sql
 from gateway.buffer.catalog import Catalog, Snapshot
+from gateway.buffer.journal import Entry, scan
 from gateway.buffer.segment import Manifest, State
 from gateway.buffer.tables import SCHEMAS
 from gateway.config import BufferSettings
 from gateway.metrics import Meters
-from gateway.model import LocumError, StorageError
+from gateway.model import CATEGORY_OF, LocumError, StorageError
 
 MAX_SQL_CHARS = 1_000_000
 _ATTEMPTS = 3
@@ -62,8 +64,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class BufferStatus:
-    """The buffer on disk, for ``locum buffer status``. ``points`` by category, of sealed segments; the first and last
-    batch of those."""
+    """The buffer on disk, for ``locum buffer status``. ``points``: data points, spans and records by category."""
 
     data_dir: str
     segments: dict[str, int]
@@ -129,8 +130,7 @@ def ask_files(
 def status(data_dir: Path) -> BufferStatus:
     """What lies in the data directory; it is not locked and may change meanwhile."""
     counts = {state.value: 0 for state in (State.OPEN, State.SEALED)}
-    points: dict[str, int] = {}
-    manifests: list[Manifest] = []
+    contents: list[_Contents] = []
     sealed_bytes = open_bytes = 0
     for found in segment.segments(data_dir):
         if found.state is State.DELETED:
@@ -139,30 +139,61 @@ def status(data_dir: Path) -> BufferStatus:
         size = segment.directory_bytes(found.path)
         if found.state is State.OPEN:
             open_bytes += size
-            continue
-        sealed_bytes += size
-        try:
-            manifests.append(Manifest.read(found.path))
-        except StorageError:
-            continue
-    for manifest in manifests:
-        for category, count in manifest.points.items():
-            points[category] = points.get(category, 0) + count
+        else:
+            sealed_bytes += size
+        with contextlib.suppress(StorageError, OSError):
+            contents.append(_journalled(found.journal) if found.state is State.OPEN else _sealed(found.path))
+    contents = [each for each in contents if each.batches]
     kept = [path for path in _files(data_dir / "quarantine") if path.suffix != ".json"]
     return BufferStatus(
         data_dir=str(data_dir),
         segments=counts,
-        batches=sum(sum(manifest.batches.values()) for manifest in manifests),
-        points=points,
-        first_batch=min((manifest.first_batch for manifest in manifests), default=0),
-        last_batch=max((manifest.last_batch for manifest in manifests), default=0),
-        oldest_received=_time(min((manifest.first_received_ns for manifest in manifests), default=0)),
-        newest_received=_time(max((manifest.last_received_ns for manifest in manifests), default=0)),
+        batches=sum(each.batches for each in contents),
+        points=dict(sum((each.points for each in contents), Counter())),
+        first_batch=min((each.first_batch for each in contents), default=0),
+        last_batch=max((each.last_batch for each in contents), default=0),
+        oldest_received=_time(min((each.first_received_ns for each in contents), default=0)),
+        newest_received=_time(max((each.last_received_ns for each in contents), default=0)),
         sealed_bytes=sealed_bytes,
         open_bytes=open_bytes,
         quarantine_files=len(kept),
         quarantine_bytes=sum(path.stat().st_size for path in kept),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What is in one segment."""
+
+    batches: int
+    points: Counter[str]
+    first_batch: int
+    last_batch: int
+    first_received_ns: int
+    last_received_ns: int
+
+
+def _sealed(path: Path) -> _Contents:
+    told = Manifest.read(path)
+    return _Contents(
+        sum(told.batches.values()), Counter(told.points), told.first_batch, told.last_batch,
+        told.first_received_ns, told.last_received_ns,
+    )  # fmt: skip
+
+
+def _journalled(journal: Path) -> _Contents:
+    batches: list[int] = []
+    received_ns: list[int] = []
+    points: Counter[str] = Counter()
+    for entry in scan(journal):
+        if isinstance(entry, Entry):
+            batches.append(entry.record.batch)
+            received_ns.append(entry.record.received_ns)
+            points[CATEGORY_OF[entry.record.signal].path] += entry.record.points
+    return _Contents(
+        len(batches), points, min(batches, default=0), max(batches, default=0),
+        min(received_ns, default=0), max(received_ns, default=0),
+    )  # fmt: skip
 
 
 def _files(directory: Path) -> list[Path]:
@@ -231,7 +262,7 @@ def _take(reader: pa.RecordBatchReader, limit: int) -> Answer:
     return Answer(table.slice(0, limit), table.num_rows > limit)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _time_limit(cursor: duckdb.DuckDBPyConnection, deadline: float) -> Iterator[None]:
     timer = threading.Timer(max(deadline - time.monotonic(), 0.001), cursor.interrupt)
     timer.daemon = True

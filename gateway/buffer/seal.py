@@ -381,7 +381,7 @@ def _manifest(closed: Segment, survey: _Survey, files: list[File]) -> Manifest:
         segment=closed.number,
         schema_version=SCHEMA_VERSION,
         locum_version=_version(),
-        gateway_id=read_header(closed.journal).gateway_id.hex(),
+        gateway_id=read_header(closed.journal).gateway_id.decode("ascii", "backslashreplace"),
         sealed_ns=time.time_ns(),
         first_batch=survey.first_batch,
         last_batch=survey.last_batch,

@@ -1,9 +1,9 @@
 """Delivery to a Dataway: what is sent, how it is answered, and when to try again.
 
-Rules (DESIGN, "The ways out"): 2xx is delivered. 408, 429, 5xx, a quota that is used up, a token that is not taken,
-redirects and network errors are nobody's points' fault: kept and tried again, for as long as it takes. Any other 4xx
-is about the body: it is halved until the offending points are alone, these are laid aside with the reply, the rest is
-delivered. Nothing expires, and no time is rewritten.
+Rules: 2xx is delivered. 408, 429, 5xx, a quota that is used up, a token that is not taken, an address where nobody
+takes points (404, 405), redirects and network errors are nobody's points' fault: kept and tried again, for as long as
+it takes. Any other 4xx is about the body: it is halved until the offending points are alone, these are laid aside
+with the reply, the rest is delivered. Nothing expires, and no time is rewritten.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def judge(status: int, text: str, retry_after: str | None) -> Reply:
         return Reply(Answer.QUOTA, "quota", status, text, wait_s)
     if status in (401, 403, 407):
         return Reply(Answer.LATER, "token", status, text, wait_s)
+    if status in (404, 405):
+        return Reply(Answer.LATER, "address", status, text, wait_s)
     if status in (408, 429) or status >= 500 or status < 400:
         return Reply(Answer.LATER, str(status), status, text, wait_s)
     return Reply(Answer.SPLIT, str(status), status, text)
@@ -230,6 +232,7 @@ class Dataway:
             self._logged_at = time.monotonic()
             advice = {
                 "token": "check the token of the Dataway's address",
+                "address": "check the path of the Dataway's address: nothing takes points there; everything is kept",
                 "quota": "the workspace's quota is used up; everything is kept until it is raised",
                 "network": "everything is kept; check address, proxy and network",
             }.get(reply.cause, "everything is kept and sent again later")

@@ -140,6 +140,10 @@ class Lane:
         self._outlet.close()
 
     @property
+    def cursor_path(self) -> Path:
+        return self._path
+
+    @property
     def delivered(self) -> int:
         """The last batch that is done with."""
         return self._cursor.delivered

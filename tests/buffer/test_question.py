@@ -264,6 +264,10 @@ def test_files_are_asked_when_no_gateway_runs_and_not_when_one_does(tmp_path: Pa
         buffer.put(metrics([Number(0, T0, 1.0)]))
         with pytest.raises(StorageError, match="in use by process"):
             question.ask_files(tmp_path, "SELECT 1")
+        status = question.status(tmp_path)
+        assert (status.segments, status.batches, status.points) == ({"open": 1, "sealed": 0}, 1, {"metric": 1})
+        assert (status.first_batch, status.last_batch) == (1, 1)
+        assert status.oldest_received == status.newest_received != ""
     assert question.ask_files(tmp_path, "SELECT value FROM samples").rows() == [(1.0,)]
     status = question.status(tmp_path)
     assert (status.segments, status.batches, status.points) == ({"open": 0, "sealed": 1}, 1, {"metric": 1})
