@@ -42,7 +42,7 @@ RIGHT: dict[str, tuple[int, tuple[str, ...], dict[str, Any]]] = {
             "lab.copy.time_bucket le=+Inf": 6,
         },
     ),
-    "02-": (1, ("lab.kernel.time",), {"lab.neighbour": 1.5}),
+    "02-": (1, ("lab.kernel.time has 0 counts for 2 bounds",), {"lab.neighbour": 1.5}),
     "03-": (
         0,
         (),
@@ -66,7 +66,7 @@ RIGHT: dict[str, tuple[int, tuple[str, ...], dict[str, Any]]] = {
     ),
     "06-": (
         0,
-        (),
+        ("extreme_outside_buckets", "lab.drift"),
         {
             "lab.drift_min": -5.0,
             "lab.drift_max": 1.9,

@@ -283,6 +283,76 @@ def test_https_goes_through_a_tunnel_that_sees_no_token(tmp_path: Path) -> None:
     assert TOKEN.encode() not in request
 
 
+def test_through_a_tunnel_points_arrive_and_the_connection_is_kept(tls: tuple[Path, Path]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*tls)
+    listening = socket.create_server(("127.0.0.1", 0))
+    guance = Script([reply(200), reply(204)], port=listening.getsockname()[1])
+    asked: list[bytes] = []
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def tunnel(proxy: socket.socket) -> None:
+        client, _ = proxy.accept()
+        with client, socket.create_connection(("127.0.0.1", guance.port)) as onward:
+            asked.append(client.recv(65536))
+            client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=pass_on, args=(onward, client), daemon=True)
+            back.start()
+            pass_on(client, onward)
+            back.join(2)
+
+    with context.wrap_socket(listening, server_side=True) as secured, socket.create_server(("127.0.0.1", 0)) as proxy:
+        threading.Thread(target=guance.serve, args=(secured,), daemon=True).start()
+        threading.Thread(target=tunnel, args=(proxy,), daemon=True).start()
+        url = f"https://dataway.example?token={TOKEN}"
+        way = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        chosen = DatawaySettings(url=url, timeout_s=2.0, proxy=way, tls_insecure=True)
+        assert [status for status, _, _ in post(chosen, 2)] == [200, 204]
+    assert asked[0].startswith(b"CONNECT dataway.example:443 HTTP/1.")
+    assert all(request.startswith(b"POST /v1/write/metric?token=") for request in guance.requests)
+    assert all(b"\r\nHost: dataway.example\r\n" in request for request in guance.requests)
+    assert guance.connections == 1
+
+
+def test_a_reply_of_several_parts_is_one() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"
+    first = b"HTTP/1.1 100 Continue\r\n\r\n" + chunked
+    until_closed = b"HTTP/1.0 503 Busy\r\nRetry-After: 7\r\n\r\nlater"
+    with script(first, reply(200), keep=True) as server:
+        assert post(settings(server.port), 2) == [(200, None, "abcde"), (200, None, "")]
+        assert server.connections == 1
+    with script(until_closed, keep=False) as server:
+        assert post(settings(server.port)) == [(503, "7", "later")]
+
+
+@pytest.mark.parametrize("header", [{"X-Points": "1\r\nX-Evil: 2"}, {"X-Po\nints": "1"}])
+def test_no_header_can_smuggle_in_another(header: dict[str, str]) -> None:
+    with script(reply(200)) as server, closing(ConnectionPool(settings(server.port))) as pool:
+        with pytest.raises(connections.http.client.HTTPException, match="control character"):
+            pool.post(f"http://127.0.0.1:{server.port}/v1/write/metric", b"", header)
+        assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://dataway.example", "dataway.example"),
+        ("http://dataway.example:80", "dataway.example"),
+        ("https://dataway.example:443", "dataway.example"),
+        ("https://me:pass@dataway.example:9528", "dataway.example:9528"),
+        ("http://[::1]:9528", "[::1]:9528"),
+        ("http://\u6570\u636e.example", "xn--vxup8b.example"),
+    ],
+)
+def test_the_host_header_is_the_host(url: str, host: str) -> None:
+    assert connections._host_header(connections.urlsplit(url)) == host
+
+
 def test_a_certificate_that_nobody_vouches_for_is_an_error_unless_it_is_allowed(tls: tuple[Path, Path]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*tls)
