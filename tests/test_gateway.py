@@ -282,6 +282,34 @@ def counter(number: int) -> bytes:
     return request.SerializeToString()
 
 
+def test_case_25_a_clock_that_goes_back_changes_neither_order_nor_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, back_ns = time.time_ns, 0
+    monkeypatch.setattr(time, "time_ns", lambda: real() - back_ns)
+    with running(tmp_path) as gateway:
+        for number in range(30):
+            if number == 15:
+                back_ns = 3_600_000_000_000
+            assert gateway.post("/v1/metrics", counter(number)).status == 200
+            assert gateway.guance.wait_for(lambda so_far=number: gateway.guance.counts.get("metric", 0) > so_far, 5)  # type: ignore[misc]
+        events = fenced(gateway)
+        assert [event.fields["n"] for event in events] == list(range(30))
+        assert {event.time_ns for event in events} == {NOW}
+        received = ask(gateway, "SELECT received FROM batches ORDER BY batch LIMIT 30")
+        assert received[14] > received[15], "the clock did go back"
+
+
+def test_case_25_times_of_two_days_ago_stay_what_they_are(tmp_path: Path) -> None:
+    with running(tmp_path) as gateway:
+        old_ns = time.time_ns() - 2 * 86_400_000_000_000
+        request = ExportMetricsServiceRequest.FromString(counter(1))
+        request.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points[0].time_unix_nano = old_ns
+        assert gateway.post("/v1/metrics", request.SerializeToString()).status == 200
+        (event,) = fenced(gateway)
+        assert event.time_ns == old_ns
+
+
 def test_a_reload_under_load_drops_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     """Senders on all three ports; each reload changes what the points look like."""
     with running(tmp_path, "[points]\nhostname = 'host-0'\n") as gateway:
