@@ -34,7 +34,14 @@ class Reply:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self.complete:  # what comes behind a reply is not ours to read
+                self.keeps = False
+                return
             raise http.client.HTTPException(f"not an HTTP reply ({error or type(error).__name__})") from None
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("a second reply")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers += 1

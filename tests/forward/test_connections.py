@@ -330,6 +330,13 @@ def test_a_reply_of_several_parts_is_one() -> None:
         assert post(settings(server.port)) == [(503, "7", "later")]
 
 
+@pytest.mark.parametrize("behind", [reply(500), b"nonsense", b"HTTP/1.1 "])
+def test_what_comes_behind_a_reply_is_not_taken_for_the_next(behind: bytes) -> None:
+    with script(reply(200) + behind, reply(204)) as server:
+        assert [status for status, _, _ in post(settings(server.port), 2)] == [200, 204]
+        assert server.connections == 2
+
+
 @pytest.mark.parametrize("header", [{"X-Points": "1\r\nX-Evil: 2"}, {"X-Po\nints": "1"}])
 def test_no_header_can_smuggle_in_another(header: dict[str, str]) -> None:
     with script(reply(200)) as server, closing(ConnectionPool(settings(server.port))) as pool:
