@@ -161,8 +161,7 @@ class Gateway:
     def _outlets(self, settings: Settings) -> Iterator[tuple[str, float, int, str, Callable[[Category], Outlet]]]:
         """Name, flush interval, size of a body, encoding and maker of every sink that is configured."""
         letters, meters = self._dead_letters, self.meters
-        for number, dataway in enumerate(settings.dataways, 1):
-            name = "dataway" if number == 1 else f"dataway-{number}"
+        for name, dataway in settings.dataway_sinks.items():
 
             def to_dataway(category: Category, name: str = name, dataway: Any = dataway) -> Outlet:
                 return Dataway(name, category, dataway, letters, meters, self.version, self.hostname)

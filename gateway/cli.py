@@ -169,6 +169,85 @@ def buffer_status(conf_dir: Path, data_dir: Path, as_json: bool) -> None:
     print_status(client.status(data_dir, conf_dir), as_json)
 
 
+@main.group("dead-letters")
+def dead_letters() -> None:
+    """What the receiver did not take, with its reason."""
+
+
+_ids = click.argument("ids", nargs=-1, metavar="[ID]...")
+_all = click.option("--all", "take_all", is_flag=True, help="Every dead letter.")
+
+
+@dead_letters.command("list")
+@_places
+@_json
+@click.option("--sink", help="Only of this sink.")
+@click.option("--category", type=click.Choice(["metric", "tracing", "logging"]), help="Only of this category.")
+def dead_letters_list(conf_dir: Path, data_dir: Path, as_json: bool, sink: str | None, category: str | None) -> None:
+    """One line each: when, to whom, how many points, and what the receiver said."""
+    from gateway.console import print_letters
+    from gateway.forward.dead_letters import DeadLetters
+
+    found = [each for each in DeadLetters(data_dir) if sink in (None, each.sink) and category in (None, each.category)]
+    print_letters(found, as_json)
+
+
+@dead_letters.command("show")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@_places
+@_json
+def dead_letters_show(ids: tuple[str, ...], conf_dir: Path, data_dir: Path, as_json: bool) -> None:
+    """The whole reply, and the points in line protocol (or as JSON)."""
+    from gateway.console import print_letter
+    from gateway.forward.dead_letters import DeadLetters
+
+    for letter in DeadLetters(data_dir).find(ids):
+        print_letter(letter, as_json)
+
+
+@dead_letters.command("retry")
+@_ids
+@_all
+@_places
+@_json
+@click.option("--timeout", "timeout_s", type=float, default=60.0, show_default=True, help="Seconds at most, for all.")
+def dead_letters_retry(
+    ids: tuple[str, ...], take_all: bool, conf_dir: Path, data_dir: Path, as_json: bool, timeout_s: float
+) -> None:
+    """Send them again, under the same ids. What is taken is deleted here. Exit code 1: something was not taken."""
+    from gateway.client import retry_letters
+    from gateway.console import print_outcomes
+
+    _must_choose(ids, take_all)
+    outcomes = retry_letters(data_dir, conf_dir, None if take_all else ids, timeout_s)
+    sys.exit(0 if print_outcomes(outcomes, as_json) else 1)
+
+
+@dead_letters.command("drop")
+@_ids
+@_all
+@_places
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def dead_letters_drop(ids: tuple[str, ...], take_all: bool, conf_dir: Path, data_dir: Path, yes: bool) -> None:
+    """Delete them for good."""
+    from gateway.forward.dead_letters import DeadLetters
+
+    _must_choose(ids, take_all)
+    letters = DeadLetters(data_dir)
+    chosen = list(letters) if take_all else letters.find(ids)
+    points = sum(letter.points for letter in chosen)
+    if chosen and not yes:
+        click.confirm(f"Delete {len(chosen)} dead letters with {points} points for good?", abort=True)
+    for letter in chosen:
+        letters.drop(letter)
+    click.echo(f"{len(chosen)} dead letters with {points} points deleted")
+
+
+def _must_choose(ids: tuple[str, ...], take_all: bool) -> None:
+    if bool(ids) == take_all:
+        raise click.UsageError("name dead letters by their ids (locum dead-letters list), or take --all")
+
+
 @main.command()
 @click.option("--listen", default="127.0.0.1:9528", show_default=True, metavar="HOST:PORT")
 @click.option(

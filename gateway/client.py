@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import urllib3
 
+from gateway import config_files
 from gateway.buffer import question, segment
-from gateway.model import ConfigError, LocumError, StorageError
+from gateway.forward.dataway import Dataway
+from gateway.forward.dead_letters import DeadLetter, DeadLetters
+from gateway.forward.resend import Outcome, resend
+from gateway.metrics import Meters
+from gateway.model import Category, ConfigError, LocumError, StorageError
 
 
 class AskError(LocumError):
@@ -84,6 +91,35 @@ def tap(
         for line in lines:
             if line:  # blank lines only show that the connection lives
                 yield line.decode("utf-8", "replace")
+
+
+def retry_letters(
+    data_dir: Path, conf_dir: Path, ids: Collection[str] | None, timeout_s: float
+) -> Iterator[tuple[DeadLetter, Outcome]]:
+    """Send dead letters (None: all) to their sinks again. A gateway that runs is not needed and not disturbed. Raises
+    ``ConfigError`` where a letter or its sink is not known."""
+    settings = config_files.load(conf_dir, data_dir, os.environ)
+    letters = DeadLetters(data_dir)
+    chosen = list(letters) if ids is None else letters.find(ids)
+    stop = threading.Event()
+    outlets: dict[tuple[str, Category], Dataway] = {}
+
+    def outlet_of(letter: DeadLetter, category: Category) -> Dataway:
+        key = letter.sink, category
+        if key not in outlets:
+            to = settings.dataway_sink(letter.sink)
+            outlets[key] = Dataway(*key, to, letters, Meters(), version("locum"), settings.points.hostname)
+        return outlets[key]
+
+    timer = threading.Timer(timeout_s, stop.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield from resend(letters, chosen, outlet_of, stop)
+    finally:
+        timer.cancel()
+        for outlet in outlets.values():
+            outlet.close()
 
 
 class _Gateway:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl, urlsplit
 
+from gateway.model import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -168,3 +170,22 @@ class Settings:
     files: tuple[FileSettings, ...] = ()
     notes: tuple[str, ...] = ()
     """What ``locum check`` tells beside errors: keys not known, keys without effect, with file:line."""
+
+    @property
+    def dataway_sinks(self) -> dict[str, DatawaySettings]:
+        """The Dataways by the names of their sinks: ``dataway``, ``dataway-2``, ..."""
+        return {
+            "dataway" if number == 1 else f"dataway-{number}": dataway
+            for number, dataway in enumerate(self.dataways, 1)
+        }
+
+    def dataway_sink(self, name: str) -> DatawaySettings:
+        """The Dataway behind a sink. Raises ``ConfigError`` with the names there are."""
+        sinks = self.dataway_sinks
+        if not sinks:
+            raise ConfigError(
+                f"{self.conf_dir}: no Dataway to send to; name one in datakit.conf ([dataway] urls) or with ENV_DATAWAY"
+            )
+        if name not in sinks:
+            raise ConfigError(f"{self.conf_dir}: no Dataway is called {name!r}; there is {', '.join(sinks)}")
+        return sinks[name]

@@ -6,10 +6,18 @@ import csv
 import io
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
+
+from gateway.forward.dead_letters import DeadLetter
+from gateway.forward.resend import Outcome
+from gateway.forward.tap import show
+from gateway.model import Category
+from gateway.otlp.point import decode_points
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -71,6 +79,54 @@ def print_status(status: dict[str, Any], as_json: bool) -> None:
         )
     else:
         click.echo("no sinks: everything is kept here until one is configured")
+
+
+def print_letters(letters: Sequence[DeadLetter], as_json: bool) -> None:
+    """Dead letters, a line each; the JSON has all of each but its body."""
+    if as_json:
+        click.echo(json.dumps([_without_body(letter) for letter in letters], ensure_ascii=False))
+        return
+    if letters:
+        rows = [
+            (each.id, each.laid_aside, each.sink, each.category, each.points, each.status or "", _said(each))
+            for each in letters
+        ]
+        table(("id", "laid aside", "sink", "category", "points", "status", "said"), rows)
+    click.echo(f"{len(letters)} dead letters, {sum(letter.points for letter in letters)} points")
+
+
+def print_letter(letter: DeadLetter, as_json: bool) -> None:
+    """One dead letter with its points."""
+    points = decode_points(letter.raw(), Category[letter.category.upper()])
+    if as_json:
+        spelled = [json.loads(show(point, as_json=True)) for point in points]
+        click.echo(json.dumps(_without_body(letter) | {"spelled": spelled}, ensure_ascii=False))
+        return
+    table(("", ""), [(name.replace("_", " "), value) for name, value in _without_body(letter).items()])
+    for point in points:
+        click.echo(show(point, as_json=False))
+
+
+def print_outcomes(outcomes: Iterable[tuple[DeadLetter, Outcome]], as_json: bool) -> bool:
+    """What became of each letter, as soon as it is known; whether all were delivered."""
+    counts: Counter[str] = Counter()
+    for letter, outcome in outcomes:
+        counts[outcome] += 1
+        if as_json:
+            click.echo(json.dumps({"id": letter.id, "points": letter.points, "outcome": outcome}))
+        else:
+            click.echo(f"{letter.id} {outcome}")
+    if not as_json:
+        click.echo(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
+    return counts.total() == counts[Outcome.DELIVERED]
+
+
+def _said(letter: DeadLetter) -> str:
+    return " ".join((letter.reply or letter.reason).split())[:120]
+
+
+def _without_body(letter: DeadLetter) -> dict[str, Any]:
+    return {name: value for name, value in asdict(letter).items() if name != "body"}
 
 
 def _plain(key: str, value: Any) -> str:
