@@ -257,12 +257,30 @@ class Gateway:
         """The buffer and the sinks, for people."""
         newest = self._writer.committed().batch
         state = asdict(question.status(self._settings.data_dir)) | {"newest_batch": newest}
-        sinks = [
+        return {"buffer": state | {"full": self._indexer.full() or "no"}, "sinks": self.sinks()}
+
+    def sinks(self) -> list[dict[str, Any]]:
+        """How far each lane of each sink has come."""
+        newest = self._writer.committed().batch
+        return [
             asdict(told) | {"lag_batches": max(0, newest - told.delivered), "lag_s": _age_s(told.oldest_ns)}
             for lane in self._lanes
             for told in (lane.progress(),)
         ]
-        return {"buffer": state | {"full": self._indexer.full() or "no"}, "sinks": sinks}
+
+    def seal(self, timeout_s: float) -> bool:
+        """Seal what is open, and wait until all that was accepted before lies in sealed segments; whether it came about
+        in time. Raises ``StorageError`` where no new segment can be begun."""
+        until = time.monotonic() + timeout_s
+        following = self._writer.roll().result(timeout_s)
+        while any(
+            each.state is segment.State.OPEN and each.number < following
+            for each in segment.segments(self._settings.data_dir)
+        ):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        return True
 
     def tap(self, wanted: Filter, last: int, follow_on: bool, as_json: bool) -> Iterator[str]:
         """Lines for ``locum tap``: the last points first, then those that come."""

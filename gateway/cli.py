@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -167,6 +170,84 @@ def buffer_status(conf_dir: Path, data_dir: Path, as_json: bool) -> None:
     from gateway.console import print_status
 
     print_status(client.status(data_dir, conf_dir), as_json)
+
+
+@main.command()
+@_places
+@_json
+@click.option("--from", "since", required=True, metavar="TIME", help="Points of this time and later.")
+@click.option("--to", "until", default="now", show_default=True, metavar="TIME", help="Points of this time and before.")
+@click.option("--metric", default="", help="Only metrics whose name matches this pattern (* and ? as in a shell).")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only points with this tag; * and ? as in a shell."
+)
+@click.option("--category", type=click.Choice(["metric", "tracing", "logging"]), help="Only points of this category.")
+@click.option("--sink", default="dataway", show_default=True, help="Where to: dataway, dataway-2, ...")
+@click.option("--rate", "points_s", metavar="N/s", default="0", help="Points a second at most. Default: no limit.")
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Another whitelist than today's: a file of the form of opentelemetry.conf.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the replay of the same options that was broken off.")
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+def replay(
+    conf_dir: Path,
+    data_dir: Path,
+    as_json: bool,
+    since: str,
+    until: str,
+    metric: str,
+    tags: tuple[str, ...],
+    category: str | None,
+    sink: str,
+    points_s: str,
+    policy_file: Path | None,
+    resume: bool,
+    dry_run: bool,
+) -> None:
+    """Send what is kept once more: with its own times, under today's whitelist, the same data under the same ids.
+
+    TIME is 2026-11-30, 2026-11-30T08:00:00+08:00 (UTC without a zone), now, or -2h. Live data has precedence. Exit code
+    1: something was refused, could not be read, or it was stopped.
+    """
+    from gateway import replays
+    from gateway.console import show_replay
+    from gateway.forward.tap import Filter
+    from gateway.model import Category
+
+    pairs = tuple((key, value) for key, equals, value in (tag.partition("=") for tag in tags) if key and equals)
+    if len(pairs) < len(tags):
+        raise click.BadParameter("write KEY=VALUE", param_hint="--tag")
+    chosen = Filter(metric, pairs, Category[category.upper()] if category else None)
+    order = replays.Order(since, until, chosen, sink, _rate(points_s), policy_file, resume, dry_run)
+    stop = _stop_on_signals()
+    os.nice(10)  # a gateway on this host comes first
+    prepared = replays.prepare(data_dir, conf_dir, order, time.time_ns())
+    sys.exit(0 if show_replay(prepared, replays.run(prepared, stop), as_json) else 1)
+
+
+def _rate(told: str) -> float:
+    """Points a second: ``50000``, ``50000/s``, ``50k/s``, ``1.5M/s``."""
+    number, unit = told.strip().removesuffix("/s"), 1.0
+    if number[-1:] in ("k", "M"):
+        number, unit = number[:-1], 1e3 if number[-1] == "k" else 1e6
+    try:
+        rate = float(number) * unit
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate < 1e12:
+        raise click.BadParameter("write points a second, as 50000/s or 50k/s", param_hint="--rate")
+    return rate
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that Ctrl-C and SIGTERM set."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 @main.group("dead-letters")

@@ -93,6 +93,28 @@ def tap(
                 yield line.decode("utf-8", "replace")
 
 
+def seal(data_dir: Path, timeout_s: float = 600.0) -> None:
+    """See to it that all that was accepted by now lies in sealed segments. Raises ``AskError``, ``StorageError``."""
+    gateway = _running(data_dir)
+    if gateway is not None:
+        _json(gateway.request("POST", f"/v1/locum/seal?timeout_s={timeout_s:g}", timeout=timeout_s + 5))
+        return
+    _must_exist(data_dir)
+    question.seal_files(data_dir)
+
+
+def live_lag_s(data_dir: Path) -> float:
+    """How long the oldest live data waits that a sink has not delivered; 0 when no gateway runs."""
+    try:
+        gateway = _running(data_dir)
+        if gateway is None:
+            return 0.0
+        sinks = _json(gateway.request("GET", "/v1/locum/status/sinks", timeout=10.0))["sinks"]
+    except LocumError:  # it starts, stops, or is too busy to answer: that is when it should be left alone
+        return float("inf")
+    return max((float(sink["lag_s"]) for sink in sinks), default=0.0)
+
+
 def retry_letters(
     data_dir: Path, conf_dir: Path, ids: Collection[str] | None, timeout_s: float
 ) -> Iterator[tuple[DeadLetter, Outcome]]:

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.config import DatawaySettings, FileSettings, Settings
+from gateway.config import DatawaySettings, FileSettings, PolicySettings, Settings
 from gateway.config_agreement import check_buffer, check_proxy, check_receive, check_traces, is_dataway
 from gateway.config_datakit import read_datakit, read_opentelemetry
 from gateway.config_draft import SECRETS, SECTIONS, Draft, Finding, Origin, Source, environment_name, read, settable
@@ -31,6 +31,20 @@ def load(conf_dir: Path, data_dir: Path, environ: Mapping[str, str]) -> Settings
     """The settings of a directory of configuration. Raises ``ConfigError`` with every error found, a line each."""
     settings, _ = _load(conf_dir, data_dir, environ)
     return settings
+
+
+def load_policy(path: Path) -> PolicySettings:
+    """The whitelist in a file of the form of ``opentelemetry.conf``. Raises ``ConfigError`` with file and line."""
+    draft = Draft()
+    try:
+        read_opentelemetry(draft, *read(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    settings = _settle(draft, path.parent, path.parent)
+    errors = [str(finding) for finding in draft.findings if finding.level == "error"]
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return settings.policy
 
 
 def check(conf_dir: Path, data_dir: Path, environ: Mapping[str, str]) -> list[Finding]:

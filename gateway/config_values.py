@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -252,6 +253,25 @@ def span(value: Any) -> float:
     if not parts or _SPAN.sub("", told):
         raise BadValue(value, advice)
     return float(sum(float(amount) * _UNITS_S[unit] for amount, unit in parts))
+
+
+def moment(told: str, now_ns: int) -> int:
+    """A time as a person writes it, in ns since 1970: ``2026-11-30``, ``2026-11-30T08:00:00+08:00`` (without a zone:
+    UTC), ``now``, ``-2h`` (before now), or a number of seconds, milliseconds or nanoseconds since 1970. Raises
+    ``BadValue``."""
+    text = told.strip()
+    if text == "now":
+        return now_ns
+    if text.startswith("-"):
+        return now_ns - int(span(text[1:]) * 1e9)
+    if text.isdecimal() and 9 <= len(text) <= 19:
+        return int(text) * (1 if len(text) > 15 else 10**6 if len(text) > 11 else 10**9)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadValue(told, 'write a time, as "2026-11-30", "2026-11-30T08:00:00+08:00", "now" or "-2h"') from None
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return (int(at.timestamp()) * 10**6 + at.microsecond) * 1000
 
 
 def text(value: Any) -> str:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -14,10 +15,14 @@ from typing import Any
 import click
 
 from gateway.forward.dead_letters import DeadLetter
+from gateway.forward.replay import Report
 from gateway.forward.resend import Outcome
 from gateway.forward.tap import show
 from gateway.model import Category
 from gateway.otlp.point import decode_points
+from gateway.replays import Prepared
+
+_TELL_S = 10.0
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -119,6 +124,66 @@ def print_outcomes(outcomes: Iterable[tuple[DeadLetter, Outcome]], as_json: bool
     if not as_json:
         click.echo(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
     return counts.total() == counts[Outcome.DELIVERED]
+
+
+def show_replay(prepared: Prepared, reports: Iterable[Report], as_json: bool) -> bool:
+    """Warnings, a progress bar on a terminal (else a line now and then), and the outcome; whether all went well."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    for warning in prepared.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    report = prepared.report
+    began = told_at = time.monotonic()
+    at_first = report.points.total()
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replay", total=prepared.rows, completed=report.rows)
+        for _ in reports:
+            now = time.monotonic()
+            trouble = prepared.trouble()
+            line = f"{(report.points.total() - at_first) / max(now - began, 1e-3):,.0f} points/s"
+            line += f", the receiver {trouble}" if trouble else ""
+            bar.update(task, completed=report.rows, description=line)
+            if not console.is_terminal and now - told_at > _TELL_S:
+                told_at = now
+                click.echo(f"{report.rows:,} of {prepared.rows:,} rows, {line}", err=True)
+    seconds = time.monotonic() - began
+    if as_json:
+        click.echo(json.dumps(_replay_outcome(prepared, at_first, seconds)))
+    else:
+        _tell_replay(prepared)
+    return prepared.finished and not prepared.refused and not report.damaged
+
+
+def _replay_outcome(prepared: Prepared, at_first: int, seconds: float) -> dict[str, Any]:
+    report = prepared.report
+    return {
+        "finished": prepared.finished,
+        "dry_run": prepared.order.dry_run,
+        "sent_points": report.points.total() - prepared.refused,
+        "points": dict(report.points),
+        "refused_points": prepared.refused,
+        "skipped_rows": report.skipped,
+        "damaged_rows": report.damaged,
+        "bodies": report.bodies,
+        "seconds": round(seconds, 3),
+        "points_s": round((report.points.total() - at_first) / max(seconds, 1e-3)),
+    }
+
+
+def _tell_replay(prepared: Prepared) -> None:
+    report, verb = prepared.report, "would be sent" if prepared.order.dry_run else "sent"
+    by_category = ", ".join(f"{category}: {count:,}" for category, count in sorted(report.points.items()))
+    count = report.points.total() - prepared.refused
+    click.echo(f"{count:,} points {verb} in {report.bodies:,} bodies ({by_category or 'none'})")
+    click.echo(f"{report.skipped:,} rows skipped (outside the times or the filter)")
+    click.echo(f"{prepared.refused:,} points refused" + (": locum dead-letters list" if prepared.refused else ""))
+    if report.damaged:
+        click.echo(f"{report.damaged:,} rows could not be read; the lines above say where", err=True)
+    if not prepared.finished:
+        click.echo("stopped; the same command with --resume goes on from here", err=True)
 
 
 def _said(letter: DeadLetter) -> str:

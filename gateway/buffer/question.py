@@ -127,6 +127,16 @@ def ask_files(
             catalog.close()
 
 
+def seal_files(data_dir: Path, settings: BufferSettings | None = None) -> None:
+    """Seal what a gateway that runs no more has left open. Raises ``StorageError`` when another process holds it."""
+    with segment.lock(data_dir):
+        catalog = Catalog(data_dir, settings or BufferSettings(), Meters())
+        try:
+            catalog.seal_all(catalog.recover().closed)
+        finally:
+            catalog.close()
+
+
 def status(data_dir: Path) -> BufferStatus:
     """What lies in the data directory; it is not locked and may change meanwhile."""
     counts = {state.value: 0 for state in (State.OPEN, State.SEALED)}

@@ -31,7 +31,7 @@ WINDOW_BYTES = 16 << 20
 _READ_ROWS = 65_536
 
 Array = npt.NDArray[Any]
-_CATEGORIES = {category.path: int(category) for category in Category}
+CATEGORIES = {category.path: int(category) for category in Category}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class SealedRecords:
         file = self._files.get(name)
         if file is None:
             return
-        columns = [column for column in file.schema_arrow.names if column in _WANTED[name]]
+        columns = [column for column in file.schema_arrow.names if column in COLUMNS[name]]
         for group in range(file.metadata.num_row_groups):
             if not _overlaps(file, group, first, last):
                 continue
@@ -148,11 +148,11 @@ class SealedRecords:
             groups = np.unique(series // SERIES_GROUP)
             for group in groups[~self._said[groups]].tolist():
                 self._said[group] = True
-                said += _read_definitions(self._files["series"].read_row_group(group))
+                said += read_definitions(self._files["series"].read_row_group(group))
         return tuple(said)
 
 
-_WANTED = {
+COLUMNS = {
     "numbers": ("series", "time", "value", "int_value", "start_time", "batch"),
     "distributions": (
         "series",
@@ -177,7 +177,7 @@ class _NumberRows:
     def __init__(self, found: Iterator[pa.Table], at_most: int) -> None:
         room, count = np.empty(at_most, NUMBER), 0
         for table in found:
-            _fill_numbers(room[count : count + table.num_rows], table)
+            fill_numbers(room[count : count + table.num_rows], table)
             count += table.num_rows
         rows = room[:count]
         self._rows = rows.take(np.argsort(rows["batch"], kind="stable"))
@@ -185,15 +185,14 @@ class _NumberRows:
 
     def of(self, batch: int) -> Numbers:
         begin, end = _range(self._batch, batch)
-        rows = self._rows[begin:end]
-        return Numbers(rows["series"], rows["time"], rows["start"], rows["bits"])
+        return numbers_of(self._rows[begin:end])
 
 
 class _DistributionRows:
     """Distributions by batch."""
 
     def __init__(self, found: Iterator[pa.Table]) -> None:
-        gathered = join([_distribution_rows(table) for table in found])
+        gathered = join([distribution_rows(table) for table in found])
         self._all = pick(gathered, np.argsort(gathered.rows["batch"], kind="stable"))
         self._batch = np.array(self._all.rows["batch"])
         self._buckets_end = _ends(self._all.rows["n_buckets"])
@@ -201,21 +200,9 @@ class _DistributionRows:
 
     def of(self, batch: int) -> Distributions:
         begin, end = _range(self._batch, batch)
-        rows = self._all.rows[begin:end]
-        return Distributions(
-            rows["series"],
-            rows["flags"],
-            rows["n_buckets"],
-            rows["n_bounds"],
-            rows["time"],
-            rows["start"],
-            rows["count"],
-            rows["sum"],
-            rows["min"],
-            rows["max"],
-            self._all.buckets[self._buckets_end[begin] : self._buckets_end[end]],
-            self._all.bounds[self._bounds_end[begin] : self._bounds_end[end]],
-        )
+        buckets = self._all.buckets[self._buckets_end[begin] : self._buckets_end[end]]
+        bounds = self._all.bounds[self._bounds_end[begin] : self._bounds_end[end]]
+        return distributions_of(tables.Distributions(self._all.rows[begin:end], buckets, bounds))
 
 
 class _EventRows:
@@ -234,7 +221,7 @@ class _EventRows:
         table = self._table.slice(begin, end - begin)
         columns = (table.column("category"), table.column("time").cast(pa.int64()), table.column("point"))
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        return [(_CATEGORIES[category], time_ns, point) for category, time_ns, point in rows]
+        return [(CATEGORIES[category], time_ns, point) for category, time_ns, point in rows]
 
 
 def _range(ordered: Array, batch: int) -> tuple[int, int]:
@@ -255,7 +242,8 @@ def _overlaps(file: pq.ParquetFile, group: int, first: int, last: int) -> bool:
     return statistics is None or not statistics.has_min_max or (statistics.min <= last and statistics.max >= first)
 
 
-def _fill_numbers(rows: Array, table: pa.Table) -> None:
+def fill_numbers(rows: Array, table: pa.Table) -> None:
+    """Put a row group of the numbers into ``rows`` (``tables.NUMBER``)."""
     rows["series"] = table.column("series").to_numpy()
     rows["batch"] = table.column("batch").to_numpy()
     rows["time"] = _time(table, "time")
@@ -264,7 +252,8 @@ def _fill_numbers(rows: Array, table: pa.Table) -> None:
     rows["bits"] = bits | _zeroed(table, "int_value", pa.int64()).view("<u8")
 
 
-def _distribution_rows(table: pa.Table) -> tables.Distributions:
+def distribution_rows(table: pa.Table) -> tables.Distributions:
+    """A row group of the distributions."""
     buckets = table.column("buckets").combine_chunks()
     bounds = table.column("bounds").combine_chunks()
     rows = np.empty(table.num_rows, DISTRIBUTION)
@@ -285,12 +274,36 @@ def _zeroed(table: pa.Table, name: str, kind: pa.DataType) -> Array:
     return column
 
 
+def numbers_of(rows: Array) -> Numbers:
+    """Rows (``tables.NUMBER``) as columns."""
+    return Numbers(rows["series"], rows["time"], rows["start"], rows["bits"])
+
+
+def distributions_of(found: tables.Distributions) -> Distributions:
+    """Rows (``tables.DISTRIBUTION``) as columns."""
+    rows = found.rows
+    return Distributions(
+        rows["series"],
+        rows["flags"],
+        rows["n_buckets"],
+        rows["n_bounds"],
+        rows["time"],
+        rows["start"],
+        rows["count"],
+        rows["sum"],
+        rows["min"],
+        rows["max"],
+        found.buckets,
+        found.bounds,
+    )
+
+
 def _time(table: pa.Table, name: str) -> Array:
     column: Array = pc.fill_null(table.column(name).cast(pa.int64()), 0).to_numpy()
     return column
 
 
-def _read_definitions(table: pa.Table) -> Iterator[tuple[int, bytes]]:
+def read_definitions(table: pa.Table) -> Iterator[tuple[int, bytes]]:
     """Number and definition of each series of ``table``."""
     names = (
         "id",

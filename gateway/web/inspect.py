@@ -1,4 +1,4 @@
-"""The routes behind ``locum query``, ``locum tap`` and ``locum buffer status``: for people on this host."""
+"""The routes behind ``locum query``, ``tap``, ``replay``, ``bundle`` and ``buffer status``: for people on this host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
 from gateway.buffer.question import QuestionError
 from gateway.forward.tap import Filter
-from gateway.model import Category
+from gateway.model import Category, LocumError
 
 
 class Inspected(Protocol):
@@ -21,6 +21,8 @@ class Inspected(Protocol):
 
     def ask(self, sql: str, limit: int, timeout_s: float) -> dict[str, Any]: ...
     def status(self) -> dict[str, Any]: ...
+    def sinks(self) -> list[dict[str, Any]]: ...
+    def seal(self, timeout_s: float) -> bool: ...
     def tap(self, wanted: Filter, last: int, follow: bool, as_json: bool) -> Iterator[str]: ...
 
 
@@ -46,6 +48,20 @@ def routes(gateway: Inspected, max_taps: int = 8) -> APIRouter:
     @router.get("/status")
     async def status() -> JSONResponse:
         return JSONResponse(await run_in_threadpool(gateway.status))
+
+    @router.get("/status/sinks")
+    async def sinks() -> JSONResponse:
+        return JSONResponse({"sinks": gateway.sinks()})
+
+    @router.post("/seal")
+    async def seal(timeout_s: Annotated[float, Query(gt=0, le=3600)] = 60.0) -> JSONResponse:
+        try:
+            done = await run_in_threadpool(gateway.seal, timeout_s)
+        except (LocumError, TimeoutError) as error:
+            return JSONResponse({"error_code": "locum.seal", "message": str(error)}, 503)
+        if not done:
+            return JSONResponse({"error_code": "locum.seal", "message": f"not sealed within {timeout_s:g} s"}, 503)
+        return JSONResponse({"content": "sealed"})
 
     @router.get("/tap")
     async def tap(
