@@ -89,7 +89,7 @@ def test_everything_arrives_in_order(lanes: Lanes) -> None:
     outlet.wait(12)
     assert durations(outlet.delivered) == [batch * 1000 + at for batch in (1, 2, 5, 9) for at in range(3)]
     assert until(lambda: lanes.on_disk() == Cursor(9))
-    assert lane.progress().delivered == 9
+    assert until(lambda: lane.progress().delivered == 9)
     assert lane.progress().window is None
     labels = {"sink": "test", "category": "tracing"}
     assert until(lambda: lanes.meters.registry.get_sample_value("locum_delivered_points_total", labels) == 12)
