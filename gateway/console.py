@@ -154,7 +154,7 @@ def show_replay(prepared: Prepared, reports: Iterable[Report], as_json: bool) ->
         click.echo(json.dumps(_replay_outcome(prepared, at_first, seconds)))
     else:
         _tell_replay(prepared)
-    return prepared.finished and not prepared.refused and not report.damaged
+    return prepared.finished and not (prepared.refused or report.damaged or prepared.left_out)
 
 
 def _replay_outcome(prepared: Prepared, at_first: int, seconds: float) -> dict[str, Any]:
@@ -167,6 +167,7 @@ def _replay_outcome(prepared: Prepared, at_first: int, seconds: float) -> dict[s
         "refused_points": prepared.refused,
         "skipped_rows": report.skipped,
         "damaged_rows": report.damaged,
+        "left_out_segments": len(prepared.left_out),
         "bodies": report.bodies,
         "seconds": round(seconds, 3),
         "points_s": round((report.points.total() - at_first) / max(seconds, 1e-3)),

@@ -15,8 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from gateway import client, config_files
-from gateway.buffer.portions import Wanted, all_rows, portions, sealed_segments
-from gateway.buffer.segment import Manifest, Segment
+from gateway.buffer.portions import Chosen, Wanted, all_rows, portions, sealed_segments
 from gateway.config import DatawaySettings, PolicySettings, Settings
 from gateway.config_values import BadValue, moment
 from gateway.forward.dataway import Dataway
@@ -52,7 +51,8 @@ class Order:
 
 @dataclass(slots=True)
 class Prepared:
-    """A replay that could begin: its segments, how many rows lie in them, and what to warn of."""
+    """A replay that could begin: its segments, how many rows lie in them, what to warn of, and what is wrong with the
+    segments that it has to leave out."""
 
     order: Order
     data_dir: Path
@@ -62,17 +62,18 @@ class Prepared:
     first_ns: int
     last_ns: int
     name: str
-    chosen: list[tuple[Segment, Manifest]]
+    chosen: list[Chosen]
     report: Report
     refused: int
     warnings: list[str]
+    left_out: list[str]
     finished: bool = False
     trouble: Callable[[], str | None] = lambda: None
 
     @property
     def rows(self) -> int:
         """Rows in the segments that are looked at."""
-        return sum(all_rows(manifest) for _, manifest in self.chosen)
+        return sum(all_rows(each.manifest) for each in self.chosen)
 
 
 def prepare(data_dir: Path, conf_dir: Path, order: Order, now_ns: int) -> Prepared:
@@ -96,10 +97,12 @@ def prepare(data_dir: Path, conf_dir: Path, order: Order, now_ns: int) -> Prepar
     if first_ns > last_ns:
         raise ConfigError(f"--from {order.since} is later than --to {order.until}")
     client.seal(data_dir)
-    chosen = sealed_segments(data_dir, Wanted(first_ns, last_ns))
+    chosen, damaged = sealed_segments(data_dir, Wanted(first_ns, last_ns))
+    if before:  # what came since is not part of it: it may lie before the place where this one stopped
+        chosen = [each for each in chosen if each.arrived_ns <= before.arrived_ns]
     prepared = Prepared(
         order, data_dir, settings, policy, to, first_ns, last_ns, name, chosen,
-        before.report() if before else Report(), before.refused if before else 0, [],
+        before.report() if before else Report(), before.refused if before else 0, [], damaged,
     )  # fmt: skip
     prepared.warnings = _warnings(prepared, now_ns)
     return prepared
@@ -159,9 +162,10 @@ def _wanted(prepared: Prepared) -> Wanted:
 
 def _progress(prepared: Prepared, finished: bool) -> Progress:
     report = prepared.report
+    arrived_ns = max((each.arrived_ns for each in prepared.chosen), default=0)
     return Progress(
-        prepared.name, prepared.first_ns, prepared.last_ns, report.done, finished, report.rows, report.skipped,
-        report.damaged, report.bodies, dict(report.points), prepared.refused,
+        prepared.name, prepared.first_ns, prepared.last_ns, arrived_ns, report.done, finished, report.rows,
+        report.skipped, report.damaged, report.bodies, dict(report.points), prepared.refused,
     )  # fmt: skip
 
 
@@ -181,12 +185,13 @@ def _moment(option: str, told: str, now_ns: int) -> int:
 
 def _warnings(prepared: Prepared, now_ns: int) -> list[str]:
     """What to know before old data goes out (DataKit 1.84: ``correctPointTime``, and the expiry of its WAL)."""
-    times = [manifest.first_time_ns for _, manifest in prepared.chosen if manifest.first_time_ns is not None]
+    said = [f"{each}; this segment is left out" for each in prepared.left_out]
+    times = [first for each in prepared.chosen if (first := each.manifest.first_time_ns) is not None]
     oldest_ns = max(prepared.first_ns, min(times, default=now_ns))
     age_s = (now_ns - oldest_ns) / 1e9
     if not times or age_s < _REWRITTEN_S:
-        return []
-    said = [
+        return said
+    said += [
         f"the oldest data is {age_s / 3600:.1f} h old. A DataKit between here and Guance would set times older than "
         "2 h to now; send to a Dataway itself, which keeps them"
     ]

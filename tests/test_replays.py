@@ -91,7 +91,7 @@ def test_what_is_in_the_open_segment_is_replayed_too_and_what_comes_later_is_in_
     replayed(gateway)
     fill(gateway, first=6, requests=1)
     prepared, taken = replayed(gateway)
-    assert len({segment.number for segment, _ in prepared.chosen}) == 2
+    assert len({each.segment.number for each in prepared.chosen}) == 2
     assert {int(str(each.fields["message"]).removeprefix("promise-")) for each in logs(taken)} == set(range(1, 491))
 
 

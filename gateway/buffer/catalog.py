@@ -16,6 +16,7 @@ from pathlib import Path
 import duckdb
 
 from gateway.buffer import damage, segment, sql
+from gateway.buffer.imported import Imported
 from gateway.buffer.index import Index
 from gateway.buffer.journal import RECORD_HEADER, Entry, read_header, scan
 from gateway.buffer.seal import Needed, seal, tidy
@@ -29,9 +30,10 @@ log = logging.getLogger("locum.buffer")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Which segments a question is about: all that are sealed, and the indexes of the others."""
+    """Which segments a question is about: all that are sealed or imported, and the indexes of the others."""
 
     sealed: tuple[tuple[Segment, Manifest], ...]
+    imported: tuple[tuple[Segment, Manifest], ...]
     attached: tuple[tuple[int, str], ...]
     cursor: duckdb.DuckDBPyConnection
 
@@ -57,6 +59,7 @@ class Catalog:
         self._sealed: dict[int, tuple[Segment, Manifest]] = {}
         self._indexes: dict[int, Index] = {}
         self._with_journal: set[int] = set()
+        self.imported = Imported(data_dir)
         shutil.rmtree(data_dir / "tmp", ignore_errors=True)  # what a question had put on disk when the process ended
         self._connection = sql.connect(data_dir, settings)
 
@@ -126,12 +129,13 @@ class Catalog:
             if tidy(*self._sealed[number], needed):
                 self._with_journal.discard(number)
 
-    def delete(self, number: int) -> None:
-        """Delete a sealed segment. Raises ``OSError``."""
+    def delete(self, doomed: Segment) -> None:
+        """Delete a sealed segment, or an imported one. Raises ``OSError``."""
         with self._lock:
-            found, _ = self._sealed.pop(number)
-            self._with_journal.discard(number)
-        segment.delete(found)
+            if self._sealed.get(doomed.number, (None, None))[0] == doomed:
+                del self._sealed[doomed.number]
+                self._with_journal.discard(doomed.number)
+        segment.delete(doomed)
 
     def sealed(self) -> list[tuple[Segment, Manifest]]:
         """Sealed segments, the oldest first."""
@@ -142,7 +146,7 @@ class Catalog:
         with self._lock:
             attached = tuple((number, self._indexes[number].name) for number in sorted(self._indexes))
             sealed = tuple(self._sealed[number] for number in sorted(self._sealed))
-            return Snapshot(sealed, attached, self._connection.cursor())
+            return Snapshot(sealed, tuple(self.imported.sealed()), attached, self._connection.cursor())
 
     def begin_anew(self) -> None:
         """Leave DuckDB and all indexes, which are of no use any more, and start another. Raises ``duckdb.Error``."""

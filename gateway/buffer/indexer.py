@@ -268,12 +268,12 @@ class Indexer:
             self._catalog.tidy(self._needed)
             found = self._plan()
             for doomed in found.doomed:
-                self._catalog.delete(doomed.held.number)
+                self._catalog.delete(doomed.held.segment)
                 delivered = "yes" if doomed.delivered else "no"
                 self._meters.pruned_points.labels(delivered, doomed.reason).inc(doomed.held.points)
                 log.warning(
-                    "event=pruned segment=%d points=%d bytes=%d delivered=%s reason=%s",
-                    doomed.held.number,
+                    "event=pruned segment=%s points=%d bytes=%d delivered=%s reason=%s",
+                    doomed.held.segment.path.relative_to(self._catalog.data_dir),
                     doomed.held.points,
                     doomed.held.bytes,
                     delivered,
@@ -289,32 +289,38 @@ class Indexer:
             self._writer.roll()
 
     def _plan(self) -> Plan:
-        sealed = self._catalog.sealed()
         held = [
             Held(
-                each.number,
+                each,
                 segment.directory_bytes(each.path) if each.journal.exists() else manifest.bytes,
                 manifest.all_points,
                 manifest.last_batch,
                 manifest.last_received_ns,
             )
-            for each, manifest in sealed
+            for each, manifest in self._catalog.sealed()
+        ]
+        brought = [
+            Held(each, manifest.bytes, manifest.all_points, None, each.path.stat().st_mtime_ns)
+            for each, manifest in self._catalog.imported.sealed()
         ]
         others = [each for each in segment.segments(self._catalog.data_dir) if each.state is State.OPEN]
         open_bytes = sum(segment.directory_bytes(each.path) for each in others)
         sealed_bytes = sum(each.bytes for each in held)
+        imported_bytes = sum(each.bytes for each in brought)
         self._meters.buffered_bytes.labels("sealed").set(sealed_bytes)
         self._meters.buffered_bytes.labels("open").set(open_bytes)
+        self._meters.buffered_bytes.labels("imported").set(imported_bytes)
         self._meters.segments.labels("sealed").set(len(held))
         self._meters.segments.labels("open").set(len(others))
+        self._meters.segments.labels("imported").set(len(brought))
         disk = os.statvfs(self._catalog.data_dir)
         usage = Usage(
-            sealed_bytes + open_bytes,
+            sealed_bytes + open_bytes + imported_bytes,
             disk.f_bavail * disk.f_frsize,
             self._delivered_through(),
             time.time_ns(),
         )
-        return plan(held, usage, self._settings)
+        return plan((*held, *brought), usage, self._settings)
 
 
 class _More(Enum):

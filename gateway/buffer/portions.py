@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.buffer import segment
+from gateway.buffer.imported import imported_segments
 from gateway.buffer.record import pack_columns, pack_events
 from gateway.buffer.seal import SERIES_GROUP
 from gateway.buffer.sealed import (
@@ -44,8 +45,9 @@ _BODY_NUMBERS, _BODY_DISTRIBUTIONS = 32_768, 2048
 """Rows a body: what is made of one has to fit in memory, and a distribution may become a hundred points."""
 
 Array = npt.NDArray[Any]
-Place = tuple[int, int, int]
-"""Number of the segment, of the table within it, of the row group within that."""
+Place = tuple[int, str, int, int]
+"""When the first of the segment was received, its name, the number of the table within it and of the row group within
+that: the oldest first, whichever gateway has sealed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +86,42 @@ class Portion:
     damaged: int = 0
 
 
-def sealed_segments(data_dir: Path, wanted: Wanted) -> list[tuple[Segment, Manifest]]:
-    """Sealed segments that may have wanted rows, the oldest first. Raises ``StorageError`` for one that is damaged."""
-    found = []
-    for each in segment.segments(data_dir):
-        if each.state is not State.SEALED:
-            continue
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A sealed segment to read from. ``arrived_ns``: when it was sealed here, or imported."""
+
+    segment: Segment
+    manifest: Manifest
+    arrived_ns: int
+
+    @property
+    def name(self) -> str:
+        """The same for every copy of the segment."""
+        return f"{self.manifest.gateway_id}/{self.manifest.first_batch}"
+
+    @property
+    def place(self) -> tuple[int, str]:
+        return self.manifest.first_received_ns, self.name
+
+
+def sealed_segments(data_dir: Path, wanted: Wanted) -> tuple[list[Chosen], list[str]]:
+    """Sealed segments that may have wanted rows, one's own and imported ones, the oldest first; then what is wrong with
+    those whose manifest cannot be read."""
+    found: dict[str, Chosen] = {}
+    damaged = []
+    own = {each for each in segment.segments(data_dir) if each.state is State.SEALED}
+    for each in (*own, *imported_segments(data_dir)):
         try:
             manifest = Manifest.read(each.path)
-        except StorageError:
-            if not each.path.exists():
-                continue  # retention was quicker
-            raise
+            arrived_ns = manifest.sealed_ns if each in own else each.path.stat().st_mtime_ns
+        except (StorageError, FileNotFoundError) as error:
+            if each.path.exists():  # else retention was quicker
+                damaged.append(str(error))
+            continue
         if wanted.overlaps(manifest):
-            found.append((each, manifest))
-    return found
+            chosen = Chosen(each, manifest, arrived_ns)
+            found.setdefault(chosen.name, chosen)
+    return sorted(found.values(), key=lambda chosen: chosen.place), damaged
 
 
 def all_rows(manifest: Manifest) -> int:
@@ -106,34 +129,33 @@ def all_rows(manifest: Manifest) -> int:
     return sum(manifest.rows.get(table, 0) for table in _TABLES)
 
 
-def portions(chosen: list[tuple[Segment, Manifest]], wanted: Wanted, after: Place | None = None) -> Iterator[Portion]:
+def portions(chosen: list[Chosen], wanted: Wanted, after: Place | None = None) -> Iterator[Portion]:
     """What is wanted of these segments, behind the place ``after``. A segment that is gone, and a row group that cannot
     be read, come as a portion without bodies whose rows are ``damaged``."""
-    for found, manifest in chosen:
-        if after is not None and found.number < after[0]:
+    for each in chosen:
+        if after is not None and each.place < after[:2]:
             continue
         try:
             with ExitStack() as stack:
-                reader = _Reader(found, manifest, wanted, stack)
+                reader = _Reader(each, wanted, stack)
                 yield from reader.portions(after)
         except (pa.ArrowException, OSError) as error:
-            log.error("event=segment_unreadable segment=%d error=%r", found.number, str(error))
-            yield Portion((found.number, len(_TABLES), 0), "", True, (), (), 0, damaged=all_rows(manifest))
+            log.error("event=segment_unreadable path=%s error=%r", each.segment.path, str(error))
+            yield Portion((*each.place, len(_TABLES), 0), "", True, (), (), 0, damaged=all_rows(each.manifest))
 
 
 class _Reader:
     """Reads one segment."""
 
-    def __init__(self, found: Segment, manifest: Manifest, wanted: Wanted, stack: ExitStack) -> None:
-        self._number = found.number
-        self._manifest = manifest
+    def __init__(self, chosen: Chosen, wanted: Wanted, stack: ExitStack) -> None:
+        self._chosen = chosen
         self._wanted = wanted
         self._files = {
-            name: stack.enter_context(pq.ParquetFile(found.table(name), page_checksum_verification=True))
+            name: stack.enter_context(pq.ParquetFile(chosen.segment.table(name), page_checksum_verification=True))
             for name in (*_TABLES, "series")
-            if manifest.has(name)
+            if chosen.manifest.has(name)
         }
-        self._taken = np.zeros(manifest.series, bool)
+        self._taken = np.zeros(chosen.manifest.series, bool)
         self._said: set[int] = set()
         self._fresh = True
 
@@ -143,13 +165,13 @@ class _Reader:
             if file is None:
                 continue
             for group in range(file.metadata.num_row_groups):
-                place = (self._number, at, group)
+                place = (*self._chosen.place, at, group)
                 if after is None or place > after:
                     yield self._portion(place, name, file, group)
 
     def _portion(self, place: Place, name: str, file: pq.ParquetFile, group: int) -> Portion:
         rows = file.metadata.row_group(group).num_rows
-        title = f"{self._manifest.gateway_id}/{self._manifest.first_batch}/{name}/{group}"
+        title = f"{self._chosen.name}/{name}/{group}"
         if name != "events" and Category.METRIC not in self._wanted.categories:
             return Portion(place, title, self._is_fresh(), (), (), 0, rows)
         columns = [column for column in file.schema_arrow.names if column in COLUMNS[name]]
@@ -161,8 +183,8 @@ class _Reader:
             else:
                 metrics, taken, definitions = self._metrics(name, table)
                 bodies = tuple((Category.METRIC, body) for body in metrics)
-        except (pa.ArrowException, OSError) as error:
-            log.error("event=rows_damaged segment=%d table=%s row_group=%d error=%r", place[0], name, group, str(error))
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:  # a stranger may have written it
+            log.error("event=rows_damaged segment=%s table=%s row_group=%d error=%r", place[1], name, group, str(error))
             return Portion(place, title, self._is_fresh(), (), (), 0, damaged=rows)
         return Portion(place, title, self._is_fresh(), definitions, bodies, taken, rows - taken)
 

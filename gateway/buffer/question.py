@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import pyarrow as pa
 from gateway.buffer import segment, sql
 from gateway.buffer.catalog import Catalog, Snapshot
 from gateway.buffer.journal import Entry, scan
-from gateway.buffer.segment import Manifest, State
+from gateway.buffer.segment import Manifest, Segment, State
 from gateway.buffer.tables import SCHEMAS
 from gateway.config import BufferSettings
 from gateway.metrics import Meters
@@ -283,12 +283,26 @@ def _time_limit(cursor: duckdb.DuckDBPyConnection, deadline: float) -> Iterator[
         timer.cancel()
 
 
+ANOTHER_GATEWAY = 10_000_000_000
+"""Segment 3 of the second of the gateways whose segments were imported is 20000000003 in a question."""
+
+
 def _views(snapshot: Snapshot) -> str:
-    sealed = {
-        table: [found.table(table).resolve() for found, manifest in snapshot.sealed if manifest.has(table)]
-        for table in sql.TABLES
-    }
+    numbered: dict[int, list[tuple[Segment, Manifest]]] = {0: list(snapshot.sealed)}
+    gateways = {manifest.gateway_id for _, manifest in snapshot.imported}
+    added = {gateway: at * ANOTHER_GATEWAY for at, gateway in enumerate(sorted(gateways), 1)}
+    for each, manifest in snapshot.imported:
+        numbered.setdefault(added[manifest.gateway_id], []).append((each, manifest))
+    sealed = {table: _paths(table, numbered) for table in sql.TABLES}
     return sql.views(sealed, snapshot.attached, {table: _empty(schema) for table, schema in SCHEMAS.items()})
+
+
+def _paths(table: str, numbered: Mapping[int, Sequence[tuple[Segment, Manifest]]]) -> list[tuple[int, list[Path]]]:
+    found = [
+        (added, [each.table(table).resolve() for each, manifest in sealed if manifest.has(table)])
+        for added, sealed in numbered.items()
+    ]
+    return [(added, paths) for added, paths in found if paths]
 
 
 _SQL_TYPES = {

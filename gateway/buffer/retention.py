@@ -2,7 +2,8 @@
 
 Whole segments go, the oldest first, and those first that every sink has delivered. What is not delivered goes only
 where the operator says so (``when_full = "drop_oldest"``); otherwise new data is refused until there is room. By age,
-too, nothing goes that a sink still has to deliver, unless the operator says so.
+too, nothing goes that a sink still has to deliver, unless the operator says so. What was imported counts as not
+delivered: nobody knows whether it was replayed.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.buffer.segment import Segment
 from gateway.config import BufferSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A sealed segment as retention sees it."""
+    """A sealed segment as retention sees it. ``last_batch``: None for one that was imported, which no sink waits for;
+    its ``last_received_ns`` is when it came here."""
 
-    number: int
+    segment: Segment
     bytes: int
     points: int
-    last_batch: int
+    last_batch: int | None
     last_received_ns: int
 
 
@@ -53,13 +56,13 @@ class Plan:
 
 
 def plan(sealed: Sequence[Held], usage: Usage, settings: BufferSettings) -> Plan:
-    """What the budgets ask for. ``sealed`` by number, the oldest first."""
+    """What the budgets ask for. ``sealed``: the oldest first."""
     drop = settings.when_full == "drop_oldest"
     doomed = _expired(sealed, usage, settings, drop)
-    gone = {each.held.number for each in doomed}
+    gone = {each.held.segment.path for each in doomed}
     over, reason = _over(usage, settings)
     freed = sum(each.held.bytes for each in doomed)
-    kept = [held for held in sealed if held.number not in gone]
+    kept = [held for held in sealed if held.segment.path not in gone]
     delivered = [held for held in kept if _is_delivered(held, usage)]
     undelivered = [held for held in kept if not _is_delivered(held, usage)] if drop else []
     for held in (*delivered, *undelivered):
@@ -72,7 +75,14 @@ def plan(sealed: Sequence[Held], usage: Usage, settings: BufferSettings) -> Plan
 
 
 def _is_delivered(held: Held, usage: Usage) -> bool:
-    return usage.delivered_through is not None and held.last_batch <= usage.delivered_through
+    if held.last_batch is None or usage.delivered_through is None:
+        return False
+    return held.last_batch <= usage.delivered_through
+
+
+def _is_awaited(held: Held, usage: Usage) -> bool:
+    """Whether a sink still has to deliver it."""
+    return usage.delivered_through is not None and held.last_batch is not None and not _is_delivered(held, usage)
 
 
 def _expired(sealed: Sequence[Held], usage: Usage, settings: BufferSettings, drop: bool) -> list[Doomed]:
@@ -82,7 +92,7 @@ def _expired(sealed: Sequence[Held], usage: Usage, settings: BufferSettings, dro
     return [
         Doomed(held, _is_delivered(held, usage), "max_age")
         for held in sealed
-        if held.last_received_ns < limit_ns and (drop or usage.delivered_through is None or _is_delivered(held, usage))
+        if held.last_received_ns < limit_ns and (drop or not _is_awaited(held, usage))
     ]
 
 

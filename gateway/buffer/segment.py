@@ -16,14 +16,16 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from gateway.model import StorageError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 1 << 20
 _NAME = re.compile(r"([0-9]{8,18})(\.open|\.deleted)?")
 
 
@@ -103,14 +105,26 @@ class Manifest:
         write_file(directory / MANIFEST, json.dumps(asdict(self), indent=1).encode() + b"\n")
 
     @classmethod
+    def parse(cls, text: str) -> Manifest:
+        """What ``write`` has written, whoever says that it did. Raises ``ValueError``."""
+        try:
+            told = json.loads(text)
+            manifest = cls(**(told | {"files": tuple(File(**file) for file in told["files"])}))
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        check_fields(manifest)
+        for file in manifest.files:
+            check_fields(file)
+        return manifest
+
+    @classmethod
     def read(cls, directory: Path) -> Manifest:
         """The manifest of a sealed segment. Raises ``StorageError`` if it is missing, garbled, of a later version, or
         if a file is missing or has another size than it says."""
         path = directory / MANIFEST
         try:
-            told = json.loads(path.read_bytes())
-            manifest = cls(**(told | {"files": tuple(File(**file) for file in told["files"])}))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            manifest = cls.parse(read_bounded(path, _MAX_MANIFEST_BYTES).decode())
+        except (OSError, ValueError) as error:
             raise StorageError(f"{path}: not a manifest that can be read ({error})") from error
         if manifest.schema_version > SCHEMA_VERSION:
             raise StorageError(
@@ -140,6 +154,42 @@ class Manifest:
             if found != file.sha256:
                 wrong.append(f"{directory / file.name}: SHA-256 is {found}, the manifest says {file.sha256}")
         return wrong
+
+
+def check_fields(of: Any) -> None:
+    """Raise ``ValueError`` where a field of a dataclass is not what its annotation says: a text, a number of 64 bits,
+    or counts by name."""
+    for each in fields(of):
+        value, kind = getattr(of, each.name), str(each.type)
+        if value is None and kind.endswith("| None"):
+            continue
+        if kind.startswith("int"):
+            right = _is_number(value)
+        elif kind == "str":
+            right = isinstance(value, str)
+        elif kind == "bool":
+            right = isinstance(value, bool)
+        elif kind == "dict[str, int]":
+            right = isinstance(value, dict) and all(_is_number(count) for count in value.values())
+        else:
+            continue
+        if not right:
+            raise ValueError(f"{each.name} is {str(value)[:80]!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """A file's content. Raises ``ValueError`` when it has more than ``most`` bytes, ``OSError``; a link is not
+    followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"more than {most} bytes")
+    return content
 
 
 def sealed(segment: Segment) -> Segment:

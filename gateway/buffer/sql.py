@@ -23,7 +23,7 @@ def quoted(text: str) -> str:
 
 def connect(data_dir: Path, settings: BufferSettings) -> duckdb.DuckDBPyConnection:
     """DuckDB in memory, to which indexes are attached: bounded in memory, threads and disk, and shut off from
-    every file outside ``data_dir/segments``. Raises ``duckdb.Error``, ``OSError``."""
+    every file outside ``data_dir/segments`` and ``data_dir/imported``. Raises ``duckdb.Error``, ``OSError``."""
     folder = data_dir.resolve()
     spill = folder / "tmp"
     spill.mkdir(parents=True, exist_ok=True)
@@ -39,25 +39,31 @@ def connect(data_dir: Path, settings: BufferSettings) -> duckdb.DuckDBPyConnecti
             "python_enable_replacements": False,
         },
     )
-    allowed = ", ".join(quoted(f"{path}/") for path in (folder / "segments", spill))
+    allowed = ", ".join(quoted(f"{path}/") for path in (folder / "segments", folder / "imported", spill))
     connection.execute(f"SET allowed_directories = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
 
 
-def views(sealed: Mapping[str, Sequence[Path]], attached: Sequence[tuple[int, str]], columns: Mapping[str, str]) -> str:
+def views(
+    sealed: Mapping[str, Sequence[tuple[int, Sequence[Path]]]],
+    attached: Sequence[tuple[int, str]],
+    columns: Mapping[str, str],
+) -> str:
     """Statements that make the views ``batches``, ``series``, ``numbers``, ``distributions``, ``events`` and
     ``samples``.
 
-    ``sealed``: Parquet files by table. ``attached``: number and name of each open segment's index. ``columns``: by
-    table, what stands for the columns where there is neither (``... LIMIT 0``).
+    ``sealed``: Parquet files by table, each gateway's with what is added to its segments' numbers (0 for one's own).
+    ``attached``: number and name of each open segment's index. ``columns``: by table, what stands for the columns where
+    there is neither (``... LIMIT 0``).
     """
     parts = {}
     for table in TABLES:
         sources = [f"SELECT {number}::UINTEGER AS segment, * FROM {name}.{table}" for number, name in attached]
-        if sealed.get(table):
-            listed = ", ".join(quoted(str(path)) for path in sealed[table])
-            sources.append(f"SELECT * FROM read_parquet([{listed}])")
+        for added, paths in sealed.get(table, ()):
+            listed = ", ".join(quoted(str(path)) for path in paths)
+            wanted = f"* REPLACE (segment + {added}::UBIGINT AS segment)" if added else "*"
+            sources.append(f"SELECT {wanted} FROM read_parquet([{listed}])")
         parts[table] = "\nUNION ALL ".join(sources) or columns[table]
     return _VIEWS.substitute(parts)

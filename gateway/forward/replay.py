@@ -166,11 +166,13 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A replay as its file keeps it, ``DATA/replays/ORDER.json``: how far it came, and what had become of it."""
+    """A replay as its file keeps it, ``DATA/replays/ORDER.json``: how far it came, and what had become of it. Segments
+    that came here later than ``arrived_ns`` are not part of it."""
 
     order: str
     first_ns: int
     last_ns: int
+    arrived_ns: int
     done: Place | None
     finished: bool
     rows: int
@@ -201,7 +203,8 @@ def read_progress(path: Path) -> Progress | None:
     try:
         told = json.loads(path.read_bytes())
         first = told["done"]
-        return Progress(**(told | {"done": (int(first[0]), int(first[1]), int(first[2])) if first else None}))
+        done = (int(first[0]), str(first[1]), int(first[2]), int(first[3])) if first else None
+        return Progress(**(told | {"done": done}))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:

@@ -9,12 +9,16 @@ import pytest
 
 from gateway.buffer.reader import follow
 from gateway.buffer.retention import Held, Usage, plan
+from gateway.buffer.segment import Segment, State
 from gateway.config import BufferSettings
 from gateway.model import Refusal
 from tests.buffer.made import Number, metrics, running, series, wait_for
 
 HOUR_NS = 3600 * 10**9
-HELD = [Held(number, 100, 1000, number * 10, number * HOUR_NS) for number in (1, 2, 3)]
+HELD = [
+    Held(Segment(number, State.SEALED, Path(str(number))), 100, 1000, number * 10, number * HOUR_NS)
+    for number in (1, 2, 3)
+]
 NOW = Usage(used_bytes=350, free_disk_bytes=10_000, delivered_through=None, now_ns=4 * HOUR_NS)
 QUIET = BufferSettings(min_free_disk_bytes=0)
 
@@ -55,7 +59,7 @@ def test_delivered_segments_go_first_and_others_only_when_that_is_wanted(
     settings: dict[str, object], usage: dict[str, object], deleted: list[tuple[int, bool, str]], full: bool
 ) -> None:
     found = plan(HELD, replace(NOW, **usage), replace(QUIET, **settings))  # type: ignore[arg-type]
-    assert [(each.held.number, each.delivered, each.reason) for each in found.doomed] == deleted
+    assert [(each.held.segment.number, each.delivered, each.reason) for each in found.doomed] == deleted
     assert (found.full is not None) == full
     assert found.roll == full
 
@@ -105,7 +109,7 @@ def test_a_follower_goes_on_behind_what_was_dropped_and_counts_it(tmp_path: Path
         assert first is not None
         assert first.batch == 1
         for number in (1, 2):
-            buffer.catalog.delete(number)
+            buffer.catalog.delete(buffer.sealed(number))
         second, third = follower.next(1), follower.next(1)
         assert (second and second.batch, third and third.batch) == (2, 5)
         assert follower.lost_batches == 2
