@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -77,7 +76,7 @@ class Gateway:
     def _start(self) -> None:
         settings, data_dir = self._settings, self._settings.data_dir
         self._cleanup.enter_context(segment.lock(data_dir))
-        self._gateway_id = gateway_id(data_dir)
+        self._gateway_id = segment.gateway_id(data_dir)
         self._dead_letters = DeadLetters(data_dir)
         self._catalog = Catalog(data_dir, settings.buffer, self.meters)
         self._cleanup.callback(self._catalog.close)
@@ -354,17 +353,6 @@ def _until(follower: Follower, last_batch: int) -> Iterator[Record]:
 
 def _age_s(time_ns: int) -> float:
     return max(0.0, (time.time_ns() - time_ns) / 1e9) if time_ns else 0.0
-
-
-def gateway_id(data_dir: Path) -> str:
-    """Who this data directory is, for package ids and bundles: drawn once, kept for good."""
-    path = data_dir / "gateway-id"
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        fresh = secrets.token_hex(8)
-        segment.write_file(path, f"{fresh}\n".encode())
-        return fresh
 
 
 def run(conf_dir: Path, data_dir: Path, log_level: str, environ: Mapping[str, str] = os.environ) -> None:

@@ -228,6 +228,149 @@ def replay(
     sys.exit(0 if show_replay(prepared, replays.run(prepared, stop), as_json) else 1)
 
 
+@main.group()
+def bundle() -> None:
+    """Carry sealed segments to another machine: export, verify, import; then locum replay sends them."""
+
+
+_trusted = click.option(
+    "--key",
+    "trusted",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A public key: the bundle has to be signed by it. May be repeated; one of them will do.",
+)
+
+
+@bundle.command("export")
+@click.argument("out", type=click.Path(path_type=Path))
+@_places
+@_json
+@click.option("--from", "since", metavar="TIME", help="Segments with points of this time and later.  [default: all]")
+@click.option("--to", "until", metavar="TIME", help="Segments with points of this time and before.  [default: all]")
+@click.option("--split", metavar="SIZE", help="Write OUT-1, OUT-2, ... of at most this size each (4GB).")
+@click.option("--sign", "sign_with", type=click.Path(path_type=Path), metavar="FILE", help="Sign with this key file.")
+@click.option(
+    "--recipient",
+    "recipients",
+    multiple=True,
+    metavar="KEY",
+    help="Encrypt for this age key (age1..., or a file with it). May be repeated; each of them can read it.",
+)
+def bundle_export(
+    out: Path,
+    conf_dir: Path,
+    data_dir: Path,
+    as_json: bool,
+    since: str | None,
+    until: str | None,
+    split: str | None,
+    sign_with: Path | None,
+    recipients: tuple[str, ...],
+) -> None:
+    """Write what is kept to the directory OUT. What is still open is sealed first; whole segments are taken.
+
+    TIME is 2026-11-30, 2026-11-30T08:00:00+08:00 (UTC without a zone), now, or -2h. Exit code 1: a segment is damaged
+    and was left out.
+    """
+    from gateway import bundles
+    from gateway.console import show_export
+
+    prepared = bundles.prepare_export(
+        data_dir, conf_dir, out, since, until, _size(split), sign_with, recipients, time.time_ns()
+    )
+    sys.exit(0 if show_export(prepared, as_json) else 1)
+
+
+@bundle.command("verify")
+@click.argument("paths", nargs=-1, required=True, metavar="BUNDLE...", type=click.Path(path_type=Path))
+@_json
+@_trusted
+def bundle_verify(paths: tuple[Path, ...], as_json: bool, trusted: tuple[Path, ...]) -> None:
+    """Look at every byte of bundles, offline. Exit code 1: a file is not what it should be, and which."""
+    from gateway.console import show_verify
+
+    sys.exit(0 if show_verify(paths, trusted, as_json) else 1)
+
+
+@bundle.command("import")
+@click.argument("paths", nargs=-1, required=True, metavar="BUNDLE...", type=click.Path(path_type=Path))
+@_places
+@_json
+@_trusted
+@click.option(
+    "--identity",
+    "identities",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file with your secret age key, for a bundle that is encrypted.",
+)
+def bundle_import(
+    paths: tuple[Path, ...],
+    conf_dir: Path,
+    data_dir: Path,
+    as_json: bool,
+    trusted: tuple[Path, ...],
+    identities: tuple[Path, ...],
+) -> None:
+    """Verify bundles, and put what is in them where questions and replay find it. The same one twice changes nothing.
+
+    Nothing is imported when one of them does not verify (exit code 2). A gateway may run meanwhile.
+    """
+    from gateway import bundles
+    from gateway.console import show_import
+
+    show_import(bundles.prepare_import(data_dir, conf_dir, paths, trusted, identities), as_json)
+
+
+@bundle.command("list")
+@_places
+@_json
+def bundle_list(conf_dir: Path, data_dir: Path, as_json: bool) -> None:
+    """What was imported, and whether it is still here."""
+    from gateway.buffer.imports import receipts
+    from gateway.console import print_receipts
+
+    print_receipts(data_dir, receipts(data_dir), as_json)
+
+
+@bundle.command("drop")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@_places
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def bundle_drop(ids: tuple[str, ...], conf_dir: Path, data_dir: Path, yes: bool) -> None:
+    """Delete what was imported with these bundles, for good."""
+    from gateway.buffer.imports import drop
+
+    if not yes:
+        click.confirm(f"Delete what {len(ids)} bundles brought to {data_dir} for good?", abort=True)
+    for receipt, segments in drop(data_dir, ids):
+        click.echo(f"{receipt.id}: {segments} segments deleted")
+
+
+@bundle.command("keygen")
+@click.argument("name", type=click.Path(path_type=Path))
+@click.option("--age", "for_age", is_flag=True, help="Keys to encrypt with, instead of keys to sign with.")
+def bundle_keygen(name: Path, for_age: bool) -> None:
+    """Make NAME.key, which stays with you, and NAME.pub, which the others need."""
+    from gateway.buffer.bundle_keys import make_age_keys, make_signing_keys
+
+    pair = make_age_keys(name) if for_age else make_signing_keys(name)
+    click.echo(f"{pair.secret}: keep it secret\n{pair.public}: for the others")
+
+
+def _size(told: str | None) -> int:
+    """Bytes, as the configuration writes them: 4GB, 700MiB."""
+    from gateway.config_values import BadValue, size
+
+    try:
+        return size(told) if told is not None else 0
+    except BadValue as error:
+        raise click.BadParameter(str(error), param_hint="--split") from None
+
+
 def _rate(told: str) -> float:
     """Points a second: ``50000``, ``50000/s``, ``50k/s``, ``1.5M/s``."""
     number, unit = told.strip().removesuffix("/s"), 1.0

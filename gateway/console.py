@@ -8,12 +8,18 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
+from gateway.buffer.bundle import BundleError, verify
+from gateway.buffer.bundle_keys import Signature
+from gateway.buffer.imports import Receipt
+from gateway.bundles import Export, Import, all_bytes
 from gateway.forward.dead_letters import DeadLetter
 from gateway.forward.replay import Report
 from gateway.forward.resend import Outcome
@@ -176,15 +182,118 @@ def _replay_outcome(prepared: Prepared, at_first: int, seconds: float) -> dict[s
 
 def _tell_replay(prepared: Prepared) -> None:
     report, verb = prepared.report, "would be sent" if prepared.order.dry_run else "sent"
-    by_category = ", ".join(f"{category}: {count:,}" for category, count in sorted(report.points.items()))
     count = report.points.total() - prepared.refused
-    click.echo(f"{count:,} points {verb} in {report.bodies:,} bodies ({by_category or 'none'})")
+    click.echo(f"{count:,} points {verb} in {report.bodies:,} bodies ({_counts(report.points)})")
     click.echo(f"{report.skipped:,} rows skipped (outside the times or the filter)")
     click.echo(f"{prepared.refused:,} points refused" + (": locum dead-letters list" if prepared.refused else ""))
     if report.damaged:
         click.echo(f"{report.damaged:,} rows could not be read; the lines above say where", err=True)
     if not prepared.finished:
         click.echo("stopped; the same command with --resume goes on from here", err=True)
+
+
+@contextmanager
+def _bar(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar of bytes on a terminal; it is told how many more are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=size_bytes)
+        yield lambda size: bar.advance(task, size)
+
+
+def show_export(prepared: Export, as_json: bool) -> bool:
+    """What was written, a bundle a line; whether nothing was left out."""
+    left_out = list(prepared.left_out)
+    with _bar("export", prepared.bytes) as tell:
+        for written in prepared.run(tell):
+            left_out += written.left_out
+            told = written.contents
+            if as_json:
+                shown = asdict(told) | {"path": str(written.path), "id": written.id, "left_out": written.left_out}
+                click.echo(json.dumps(shown))
+            else:
+                click.echo(
+                    f"{written.path}: bundle {written.id}, {len(told.segments)} segments, {_counts(told.points)}, "
+                    f"{size(told.bytes)}{', encrypted' if told.encrypted else ''}"
+                )
+    for each in left_out:
+        click.echo(f"left out: {each}", err=True)
+    return not left_out
+
+
+def show_verify(paths: Sequence[Path], trusted: Sequence[Path], as_json: bool) -> bool:
+    """Each bundle with what it is, or what is wrong with it; whether all are as they should be."""
+    good = True
+    with _bar("verify", all_bytes(paths)) as tell:
+        for path in paths:
+            try:
+                found = verify(path, trusted, tell)
+            except BundleError as error:
+                good = False
+                click.echo(json.dumps({"path": str(path), "ok": False, "error": str(error)}) if as_json else str(error))
+                continue
+            told = found.contents
+            if as_json:
+                shown = {"path": str(path), "ok": True, "id": found.id, "signature": found.signature.state}
+                click.echo(json.dumps(shown | asdict(told)))
+            else:
+                click.echo(
+                    f"{path}: good. Bundle {found.id}, part {told.part} of {told.parts}, of {told.host} "
+                    f"(gateway {told.gateway_id}), {_counts(told.points)}, {size(told.bytes)}; {_signed(found.signature)}"
+                )
+    return good
+
+
+def _signed(signature: Signature) -> str:
+    return {
+        "none": "not signed",
+        "not checked": "signed, not checked (--key FILE checks it)",
+    }.get(signature.state, f"signed by {signature.by}")
+
+
+def show_import(prepared: Import, as_json: bool) -> None:
+    """What came of each bundle, as soon as it is known."""
+    with _bar("verify", prepared.bytes) as tell:
+        for outcome in prepared.run(tell):
+            receipt = outcome.receipt
+            if as_json:
+                click.echo(json.dumps(asdict(receipt) | {"new": outcome.new, "known": outcome.known}))
+            elif outcome.new:
+                known = f", {outcome.known} were here already" if outcome.known else ""
+                click.echo(
+                    f"{receipt.path}: bundle {receipt.id}, {outcome.new} segments imported{known}, "
+                    f"{_counts(receipt.points)}. locum replay sends them"
+                )
+            else:
+                click.echo(f"{receipt.path}: bundle {receipt.id} is here already; nothing was changed")
+
+
+def print_receipts(data_dir: Path, receipts: Sequence[Receipt], as_json: bool) -> None:
+    """Imported bundles, a line each, and how many of their segments are still here."""
+    here = {each.id: sum((data_dir / place).exists() for place in each.segments) for each in receipts}
+    if as_json:
+        click.echo(json.dumps([asdict(each) | {"here": here[each.id]} for each in receipts]))
+        return
+    rows = [
+        (
+            each.id, _utc(each.imported_ns), each.host, f"{each.part} of {each.parts}", _utc(each.first_time_ns),
+            _utc(each.last_time_ns), _counts(each.points), f"{here[each.id]} of {len(each.segments)}", each.signature,
+        )
+        for each in receipts
+    ]  # fmt: skip
+    table(("id", "imported", "host", "part", "first time", "last time", "points", "segments here", "signature"), rows)
+
+
+def _utc(at_ns: int | None) -> str:
+    return "" if at_ns is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ns // 10**9))
+
+
+def _counts(points: Mapping[str, int]) -> str:
+    return ", ".join(f"{category}: {count:,}" for category, count in sorted(points.items())) or "no points"
 
 
 def _said(letter: DeadLetter) -> str:

@@ -62,9 +62,9 @@ class Wanted:
     categories: frozenset[Category] = frozenset(Category)
 
     def overlaps(self, manifest: Manifest) -> bool:
-        """Whether a segment may have rows of these times."""
+        """Whether a segment may have rows of these times. One without times has whatever is asked for at all."""
         if manifest.first_time_ns is None or manifest.last_time_ns is None:
-            return False
+            return (self.first_ns, self.last_ns) == (-(2**63), 2**63 - 1)
         return manifest.first_time_ns <= self.last_ns and self.first_ns <= manifest.last_time_ns
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -330,3 +331,32 @@ def read_definitions(table: pa.Table) -> Iterator[tuple[int, bytes]]:
             tuple(bounds or ()),
         )
         yield number, series.pack(key)
+
+
+_MAX_GROUP_ROWS = 1 << 20
+
+
+def form_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
+    """What keeps a segment that came from elsewhere from being read as one's own are, as sentences: other tables,
+    columns or numbers of rows than the manifest and this version say."""
+    files = {file.name: file for file in manifest.files}
+    for table, rows in manifest.rows.items():
+        if table not in tables.SCHEMAS or (rows and f"{table}.parquet" not in files):
+            yield f"{directory}: {rows} rows of {table[:80]!r}, and no such file"
+    if manifest.series != manifest.rows.get("series", 0) or not 0 <= manifest.series < 2**32:
+        yield f"{directory}: {manifest.series} series, and {manifest.rows.get('series', 0)} rows of them"
+    for name, file in files.items():
+        table = name.removesuffix(".parquet")
+        wanted = tables.SCHEMAS[table].insert(0, pa.field("segment", pa.uint32()))
+        try:
+            with pq.ParquetFile(directory / name) as found:
+                told = found.metadata
+                groups = [told.row_group(at).num_rows for at in range(told.num_row_groups)]
+                if not found.schema_arrow.equals(wanted):
+                    yield f"{directory / name}: other columns than those of the table {table}"
+                elif {told.num_rows, sum(groups)} != {file.rows} or manifest.rows.get(table) != file.rows:
+                    yield f"{directory / name}: {told.num_rows} rows, the manifest says {file.rows}"
+                elif max(groups, default=0) > _MAX_GROUP_ROWS:
+                    yield f"{directory / name}: a row group of {max(groups)} rows; {_MAX_GROUP_ROWS} are allowed"
+        except (pa.ArrowException, OSError, ValueError) as error:
+            yield f"{directory / name}: not Parquet that can be read ({error})"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -211,6 +212,17 @@ def segments(data_dir: Path) -> list[Segment]:
         state = {None: State.SEALED, ".open": State.OPEN, ".deleted": State.DELETED}[match[2]]
         found.append(Segment(int(match[1]), state, data_dir / "segments" / name))
     return sorted(found, key=lambda segment: (segment.number, segment.state))
+
+
+def gateway_id(data_dir: Path) -> str:
+    """Who this data directory is, for package ids and bundles: drawn once, kept for good."""
+    path = data_dir / "gateway-id"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        fresh = secrets.token_hex(8)
+        write_file(path, f"{fresh}\n".encode())
+        return fresh
 
 
 def quarantined_numbers(data_dir: Path) -> list[int]:
