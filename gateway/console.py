@@ -243,7 +243,8 @@ def show_verify(paths: Sequence[Path], trusted: Sequence[Path], as_json: bool) -
             else:
                 click.echo(
                     f"{path}: good. Bundle {found.id}, part {told.part} of {told.parts}, of {told.host} "
-                    f"(gateway {told.gateway_id}), {_counts(told.points)}, {size(told.bytes)}; {_signed(found.signature)}"
+                    f"(gateway {told.gateway_id}); {_counts(told.points)}; {size(told.bytes)}; "
+                    f"{_signed(found.signature)}"
                 )
     return good
 
