@@ -175,7 +175,7 @@ def _running(data_dir: Path) -> _Gateway | None:
 
 
 def _must_exist(data_dir: Path) -> None:
-    if not (data_dir / "segments").is_dir():
+    if not any((data_dir / name).is_dir() for name in ("segments", "imported")):
         raise ConfigError(f"{data_dir}: no buffer here; name the data directory with --data")
 
 

@@ -55,6 +55,12 @@ def take(
     return list(prepared.run(lambda size: None))
 
 
+def locum(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, in a process of its own."""
+    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
 def tree(directory: Path) -> dict[str, tuple[int, bytes]]:
     """Every file with its content and when it was changed."""
     found = [path for path in directory.rglob("*") if path.is_file() and path.name != "lock"]
@@ -75,14 +81,11 @@ def test_what_was_carried_here_and_replayed_is_what_would_have_been_sent_directl
     direct = bytes_of(here.guance.requests)
     (written,) = export(here, tmp_path / "out")
     assert len(written.contents.segments) == 2
-    assert written.contents.metrics == {"promise.counter": 84, "promise.gauge": 420, "promise.histogram": 168} or (
-        sum(written.contents.metrics.values()) == written.contents.points["metric"]
-    )
+    assert sum(written.contents.metrics.values()) == written.contents.points["metric"] == 12 * 70
     (outcome,) = take(there, tmp_path / "out")
     assert (outcome.new, outcome.known) == (2, 0)
     prepared, taken = replayed(there)
     assert bytes_of(taken) == direct
-    assert max(direct.values()) == 1
     assert prepared.finished
     on_the_spot = {each.package_id for each in replayed(here)[1]}
     assert {each.package_id for each in taken} == on_the_spot, "the same data has the same ids on both machines"
@@ -127,9 +130,12 @@ def test_questions_see_what_was_imported_beside_ones_own(here: Running, there: R
     fill(there, requests=2)
     export(here, tmp_path / "out")
     take(there, tmp_path / "out")
-    ask = lambda sql: client.query(there.settings.data_dir, there.conf_dir, sql, 100, 30)["rows"]  # noqa: E731
+
+    def ask(sql: str) -> list[list[object]]:
+        return list(client.query(there.settings.data_dir, there.conf_dir, sql, 100, 30)["rows"])
+
     assert ask("SELECT count(*) FROM events") == [[8 * 140]]
-    assert ask("SELECT count(*), count(DISTINCT segment) FROM samples") == [[8 * 98, 2]]
+    assert ask("SELECT count(*), count(DISTINCT segment) FROM samples") == [[8 * 112, 2]]
     assert ask("SELECT max(segment) FROM series") == [[10_000_000_001]]
 
 
@@ -210,6 +216,13 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     path.write_text(json.dumps(told))
 
 
+def rename_first(out: Path, name: str) -> None:
+    """Let ``bundle.json`` give its first file another name."""
+    told = json.loads((out / "bundle.json").read_bytes())
+    told["files"][0]["name"] = name
+    (out / "bundle.json").write_text(json.dumps(told))
+
+
 def flip(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -232,8 +245,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (lambda out: link(out / "00000001" / "events.parquet", Path("/etc/passwd")), "events.parquet: a link"),
     "linked contents": (lambda out: link(out / "bundle.json", Path("/etc/passwd")), "bundle.json"),
     "no contents": (lambda out: (out / "bundle.json").unlink(), "bundle.json: is missing"),
-    "path": (lambda out: edit(out / "bundle.json", lambda it: it["files"][0].update(name="../x.parquet")), "'../x.parquet'"),  # type: ignore[index]
-    "absolute": (lambda out: edit(out / "bundle.json", lambda it: it["files"][0].update(name="/etc/passwd")), "passwd"),  # type: ignore[index]
+    "path": (lambda out: rename_first(out, "../x.parquet"), "'../x.parquet'"),
+    "absolute": (lambda out: rename_first(out, "/etc/passwd"), "passwd"),
+    "twice": (lambda out: rename_first(out, "00000001/manifest.json"), "'00000001/manifest.json'"),
+    "long number": (lambda out: rename_first(out, "0000000001/batches.parquet"), "0000000001"),
     "gateway": (lambda out: edit(out / "bundle.json", lambda it: it.update(gateway_id="../../x")), "gateway_id"),
     "other gateway": (lambda out: edit(out / "bundle.json", lambda it: it.update(gateway_id="another")), "of gateway"),
     "counts": (lambda out: edit(out / "bundle.json", lambda it: it.update(points={"metric": "many"})), "points"),
@@ -343,7 +358,7 @@ def test_what_is_dropped_is_gone_and_can_come_again(here: Running, there: Runnin
 def test_an_import_keeps_to_the_budget(here: Running, tmp_path: Path) -> None:
     fill(here)
     export(here, tmp_path / "out")
-    with running(tmp_path / "small", '[buffer]\nmax_bytes = "1MB"\n') as small:
+    with running(tmp_path / "small") as small:
         data = small.settings.data_dir
         settings = replace(small.settings.buffer, max_bytes=20_000)
         with pytest.raises(StorageError, match=r"buffer\.max_bytes"):
@@ -373,12 +388,6 @@ def test_the_commands_work_without_a_gateway(tmp_path: Path) -> None:
         direct = bytes_of(gateway.guance.requests).total()
     places = ["--conf", str(gateway.conf_dir), "--data", str(gateway.settings.data_dir)]
     other = ["--conf", str(gateway.conf_dir), "--data", str(tmp_path / "other")]
-
-    def locum(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "gateway.cli", *arguments], capture_output=True, text=True, cwd=ROOT, check=False
-        )
-
     out, key = str(tmp_path / "out"), str(tmp_path / "site")
     assert locum("bundle", "keygen", key).returncode == 0
     done = locum("bundle", "export", out, "--sign", f"{key}.key", *places)
