@@ -211,7 +211,9 @@ def arrival(taken: Taken) -> Arrival:
     return Arrival(taken.package_id, tuple(numbers))
 
 
-def campaign(rounds: int, place: Path, seed: int, longest_s: float = 1.5, faults: bool = True) -> Result:
+def campaign(
+    rounds: int, place: Path, seed: int, longest_s: float = 1.5, faults: bool = True, conf: str = _CONF
+) -> Result:
     """Kill the gateway ``rounds`` times; what became of the promises."""
     chance = random.Random(seed)
     promised, numbers, arrivals = Promised(), itertools.count(1), []
@@ -226,7 +228,7 @@ def campaign(rounds: int, place: Path, seed: int, longest_s: float = 1.5, faults
 
     with (
         StandIn(faults=dict(FAULTS) if faults else {}, on_request=on_request) as guance,
-        GatewayProcess(place, guance.url, _CONF) as gateway,
+        GatewayProcess(place, guance.url, conf) as gateway,
     ):
         senders = Senders(promised, numbers, seed)
         while result.rounds < rounds:
