@@ -47,8 +47,8 @@ fuzz: install ## throw broken requests at the reader for five minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m fuzz.fuzz_wire -max_total_time=300
 
-torture: install ## kill the gateway at 100 random moments, and look for what is missing
-	$(BIN)/python -m tests.promises.kill --rounds 100
+torture: install ## the fault campaign: two hours of kills, bad disks, clocks and receivers; as root
+	$(BIN)/python -m tests.promises.torture
 
 clean: ## take away what was made here, but not var/
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/js/node_modules
