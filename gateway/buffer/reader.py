@@ -143,7 +143,7 @@ class Follower:
             return iter(())
         self._miss(manifest.first_batch)
         if found.journal.exists():
-            return self._journal(found)
+            return self._kept_journal(found, manifest)
         return self._sealed(found, manifest)
 
     def _wanted(self, manifest: Manifest) -> bool:
@@ -158,8 +158,22 @@ class Follower:
         yield from SealedRecords(found, manifest, self.position, self._signal)
         self.position = max(self.position, manifest.last_batch)
 
-    def _journal(self, found: Segment) -> Iterator[Record | None]:
-        """Records of a journal, open or closed. None: there is no more for the moment."""
+    def _kept_journal(self, found: Segment, manifest: Manifest) -> Iterator[Record | None]:
+        """Records of a sealed segment whose journal is still there; where that is damaged, of its Parquet files."""
+        try:
+            yield from self._journal(found, whole=True)
+        except _DamagedError as error:
+            log.error(
+                "event=kept_journal_damaged segment=%d position=%d error=%r action=the sealed files are read instead",
+                found.number,
+                self.position,
+                str(error),
+            )
+            yield from self._sealed(found, manifest)
+
+    def _journal(self, found: Segment, whole: bool = False) -> Iterator[Record | None]:
+        """Records of a journal, open or closed. None: there is no more for the moment. Raises ``_DamagedError`` at
+        damage if it has to be ``whole``."""
         known = _Known()
         first = True
         for entry in self._entries(found):
@@ -167,6 +181,8 @@ class Follower:
                 yield None
                 continue
             if isinstance(entry, Damage):
+                if whole:
+                    raise _DamagedError(f"{found.journal}: bytes {entry.offset} to {entry.end} are no record")
                 if not entry.harmless:
                     known.salvage(found.journal, entry)
                 continue
@@ -211,6 +227,10 @@ class Follower:
         """Whether nothing behind the position is this follower's, so that it need not be read. One of metrics reads
         all: what it skipped might define a series."""
         return self._signal not in (None, Signal.METRICS) and committed.newest[self._signal] <= self.position
+
+
+class _DamagedError(Exception):
+    """A journal is damaged, and there is something better to read."""
 
 
 class _Known:

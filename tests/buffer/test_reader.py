@@ -130,6 +130,26 @@ def test_a_byte_that_changes_in_the_open_journal_costs_its_record_only(tmp_path:
         assert buffer.indexer.catch_up(5)
 
 
+def test_what_is_damaged_in_the_journal_of_a_sealed_segment_is_read_from_its_files(tmp_path: Path) -> None:
+    with running(tmp_path, KNOWN) as buffer:
+        begins = []
+        for number in range(4):
+            begins.append(buffer.writer.committed().offset)
+            buffer.put(metrics([Number(number, number, number)]))
+        journal = (tmp_path / "segments" / "00000001.open" / "journal").read_bytes()
+        buffer.roll()
+        wait_for(lambda: (tmp_path / "segments" / "00000001" / "manifest.json").exists())
+        wait_for(lambda: not (tmp_path / "segments" / "00000001" / "journal").exists())
+        raw = bytearray(journal)
+        raw[begins[2] + 20] ^= 1
+        (tmp_path / "segments" / "00000001" / "journal").write_bytes(raw)  # as if a sink had needed it
+        listener = Listener(follow(tmp_path, buffer.writer, 0), 4)
+        listener.run()
+        assert listener.error is None
+        assert listener.batches == [1, 2, 3, 4]
+        assert listener.values[3] == {(str(KNOWN[2].pack()), 2)}
+
+
 def test_a_follower_of_events_passes_over_metrics_without_reading_them(tmp_path: Path) -> None:
     with running(tmp_path, KNOWN) as buffer:
         follower = follow(tmp_path, buffer.writer, 0, Signal.TRACES)

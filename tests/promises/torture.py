@@ -1,7 +1,7 @@
 """The fault campaign: what can go wrong with a process, a disk, a clock and a receiver, many times; then the books.
 
-``python -m tests.promises.torture`` runs all of it; ``--table FILE`` writes the table of docs/reliability.md, ``--only NAME``
-runs one fault, ``--scale 0.1`` a tenth of it. The exit code is 1 when a promise was broken.
+``python -m tests.promises.torture`` runs all of it; ``--table FILE`` writes the table of docs/reliability.md, ``--only
+NAME`` runs one fault, ``--scale 0.1`` a tenth of it. The exit code is 1 when a promise was broken.
 
 Points carry numbers. *Lost* was acknowledged and never came, *doubled* came under two package ids. A fault that takes
 bytes off the disk may cost what was in them: that is *damaged*, must have been said, and may not be more than was hit.
