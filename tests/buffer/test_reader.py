@@ -138,7 +138,7 @@ def test_what_is_damaged_in_the_journal_of_a_sealed_segment_is_read_from_its_fil
             buffer.put(metrics([Number(number, number, number)]))
         journal = (tmp_path / "segments" / "00000001.open" / "journal").read_bytes()
         buffer.roll()
-        wait_for(lambda: (tmp_path / "segments" / "00000001" / "manifest.json").exists())
+        wait_for((tmp_path / "segments" / "00000001" / "manifest.json").exists)
         wait_for(lambda: not (tmp_path / "segments" / "00000001" / "journal").exists())
         raw = bytearray(journal)
         raw[begins[2] + 20] ^= 1
