@@ -12,11 +12,10 @@ from pathlib import Path
 from gateway import client, config_files
 from gateway.buffer import bundle, imports, segment
 from gateway.buffer.bundle import BundleError, Origin, Verified, Written
-from gateway.buffer.bundle_keys import Decryption, Encryption, Signer
+from gateway.buffer.bundle_keys import Decryption, Encryption, Signer, Tell
 from gateway.buffer.portions import Chosen, Wanted, sealed_segments
 from gateway.config import BufferSettings
-from gateway.config_values import BadValue, moment
-from gateway.model import ConfigError
+from gateway.config_values import option_moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Export:
     def bytes(self) -> int:
         return sum(each.manifest.bytes for part in self.parts for each in part)
 
-    def run(self, tell: bundle.Tell) -> Iterator[Written]:
+    def run(self, tell: Tell) -> Iterator[Written]:
         """Write the parts; each when it is done. Raises ``BundleError``, ``OSError``."""
         for at, part in enumerate(self.parts, 1):
             target = self.out.with_name(f"{self.out.name}-{at}") if self.numbered else self.out
@@ -65,7 +64,8 @@ def prepare_export(
     """Read the keys, seal what is open, find the segments. Raises ``ConfigError``, ``StorageError``, ``BundleError``,
     ``KeyRefused``."""
     settings = config_files.load(conf_dir, data_dir, os.environ)
-    from_ns, to_ns = _moment("--from", since, now_ns), _moment("--to", until, now_ns)
+    from_ns = None if since is None else option_moment("--from", since, now_ns)
+    to_ns = None if until is None else option_moment("--to", until, now_ns)
     signer = Signer(sign_with) if sign_with is not None else None
     encryption = Encryption(recipients) if recipients else None
     client.seal(data_dir)
@@ -81,13 +81,6 @@ def prepare_export(
     return Export(out, parts, origin, signer, encryption, split_bytes > 0, damaged)
 
 
-def _moment(option: str, told: str | None, now_ns: int) -> int | None:
-    try:
-        return None if told is None else moment(told, now_ns)
-    except BadValue as error:
-        raise ConfigError(f"{option}: {error}") from None
-
-
 @dataclass(frozen=True, slots=True)
 class Import:
     """Bundles that could be imported, none of them verified yet."""
@@ -100,7 +93,7 @@ class Import:
     decryption: Decryption | None
     bytes: int
 
-    def run(self, tell: bundle.Tell) -> Iterator[imports.Outcome]:
+    def run(self, tell: Tell) -> Iterator[imports.Outcome]:
         """Verify all, then import one after the other. Raises ``BundleError``, ``StorageError``, ``OSError``."""
         verified: list[Verified] = [bundle.verify(path, self.trusted, tell) for path in self.paths]
         for each in verified:

@@ -17,6 +17,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from gateway.config import Address, mask_url
+from gateway.model import ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -272,6 +273,14 @@ def moment(told: str, now_ns: int) -> int:
         raise BadValue(told, 'write a time, as "2026-11-30", "2026-11-30T08:00:00+08:00", "now" or "-2h"') from None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return (int(at.timestamp()) * 10**6 + at.microsecond) * 1000
+
+
+def option_moment(option: str, told: str, now_ns: int) -> int:
+    """``moment`` for an option of a command. Raises ``ConfigError`` that names it."""
+    try:
+        return moment(told, now_ns)
+    except BadValue as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def text(value: Any) -> str:

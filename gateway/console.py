@@ -24,7 +24,7 @@ from gateway.forward.dead_letters import DeadLetter
 from gateway.forward.replay import Report
 from gateway.forward.resend import Outcome
 from gateway.forward.tap import show
-from gateway.model import Category
+from gateway.model import Category, utc
 from gateway.otlp.point import decode_points
 from gateway.replays import Prepared
 
@@ -290,7 +290,7 @@ def print_receipts(data_dir: Path, receipts: Sequence[Receipt], as_json: bool) -
 
 
 def _utc(at_ns: int | None) -> str:
-    return "" if at_ns is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ns // 10**9))
+    return "" if at_ns is None else utc(at_ns)
 
 
 def _counts(points: Mapping[str, int]) -> str:

@@ -14,6 +14,7 @@ Four ideas:
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
@@ -402,3 +403,8 @@ def read_point_head(head: bytes) -> tuple[str, Tags]:
         tags.append((key, value))
         at += 2
     return measurement, tuple(tags)
+
+
+def utc(at_ns: int) -> str:
+    """A time (ns since 1970) for people: ``2026-11-30T08:00:00Z``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ns // 10**9))

@@ -17,7 +17,7 @@ from pathlib import Path
 from gateway import client, config_files
 from gateway.buffer.portions import Chosen, Wanted, all_rows, portions, sealed_segments
 from gateway.config import DatawaySettings, PolicySettings, Settings
-from gateway.config_values import BadValue, moment
+from gateway.config_values import option_moment
 from gateway.forward.dataway import Dataway
 from gateway.forward.dead_letters import DeadLetters
 from gateway.forward.encode import Encoder
@@ -92,8 +92,8 @@ def prepare(data_dir: Path, conf_dir: Path, order: Order, now_ns: int) -> Prepar
         raise ConfigError(
             f"{data_dir}: there is no replay with these options that was broken off; leave out --resume to begin one"
         )
-    first_ns = before.first_ns if before else _moment("--from", order.since, now_ns)
-    last_ns = before.last_ns if before else _moment("--to", order.until, now_ns)
+    first_ns = before.first_ns if before else option_moment("--from", order.since, now_ns)
+    last_ns = before.last_ns if before else option_moment("--to", order.until, now_ns)
     if first_ns > last_ns:
         raise ConfigError(f"--from {order.since} is later than --to {order.until}")
     client.seal(data_dir)
@@ -174,13 +174,6 @@ def _refused(meters: Meters, sink: str) -> int:
     name = "locum_dead_letter_points_total"
     labels = [{"sink": sink, "category": category.path} for category in Category]
     return int(sum(meters.registry.get_sample_value(name, each) or 0 for each in labels))
-
-
-def _moment(option: str, told: str, now_ns: int) -> int:
-    try:
-        return moment(told, now_ns)
-    except BadValue as error:
-        raise ConfigError(f"{option}: {error}") from None
 
 
 def _warnings(prepared: Prepared, now_ns: int) -> list[str]:

@@ -194,6 +194,26 @@ def test_an_encrypted_bundle_can_be_read_with_its_key_only(here: Running, there:
     assert bytes_of(replayed(there)[1]) == direct
 
 
+def test_a_key_that_a_bundle_does_not_need_does_no_harm(here: Running, there: Running, tmp_path: Path) -> None:
+    fill(here, requests=1)
+    export(here, tmp_path / "out")
+    (outcome,) = take(there, tmp_path / "out", identities=(make_age_keys(tmp_path / "ours").secret,))
+    assert outcome.new == 1
+
+
+def test_an_encrypted_segment_without_its_manifest_is_refused(here: Running, there: Running, tmp_path: Path) -> None:
+    fill(here, requests=1)
+    keys = make_age_keys(tmp_path / "ours")
+    export(here, tmp_path / "out", recipients=(str(keys.public),))
+    path = tmp_path / "out" / "bundle.json"
+    told = json.loads(path.read_bytes())
+    told["files"] = [file for file in told["files"] if "manifest" not in file["name"]]
+    path.write_text(json.dumps(told))
+    (tmp_path / "out" / "00000001" / "manifest.json.age").unlink()
+    with pytest.raises(BundleError, match=r"segment 1 has no manifest\.json"):
+        take(there, tmp_path / "out", identities=(keys.secret,))
+
+
 def test_a_signature_is_demanded_once_a_key_is_given(here: Running, tmp_path: Path) -> None:
     fill(here, requests=1)
     ours, others = make_signing_keys(tmp_path / "ours"), make_signing_keys(tmp_path / "others")

@@ -17,18 +17,29 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import BinaryIO
 
 import duckdb
 
-from gateway.buffer.bundle_keys import AGE_OVERHEAD, Decryption, Encryption, KeyRefused, Signature, Signer
+from gateway.buffer.bundle_keys import (
+    AGE_OVERHEAD,
+    Decryption,
+    Encryption,
+    Hashing,
+    KeyRefused,
+    Signature,
+    Signer,
+    Tell,
+    sync,
+)
 from gateway.buffer.imported import GATEWAY_ID
 from gateway.buffer.portions import Chosen
 from gateway.buffer.sealed import form_faults
-from gateway.buffer.segment import MANIFEST, Manifest, check_fields, read_bounded, sync_directory, write_file
+from gateway.buffer.segment import MANIFEST, Manifest, check_fields, read_bounded, sha256, sync_directory, write_file
 from gateway.buffer.sql import TABLES, quoted
 from gateway.model import LocumError
 
@@ -40,9 +51,6 @@ _MAX_METRICS = 10_000
 _CHUNK = 1 << 20
 _SEGMENT_FILES = frozenset([MANIFEST, *(f"{table}.parquet" for table in TABLES)])
 _FILE = re.compile(r"([0-9]{8,18})/([a-z]+\.(?:json|parquet))(\.age)?")
-
-Tell = Callable[[int], None]
-"""Told how many bytes more are done."""
 
 
 class BundleError(LocumError):
@@ -169,19 +177,21 @@ def write(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        kept, files, left_out = [], [], []
+        kept: list[Chosen] = []
+        files: list[BundleFile] = []
+        left_out: list[str] = []
         metrics: Counter[str] = Counter()
         for each in chosen:
             try:
-                files += _copy_segment(each, draft, encryption, tell)
-                metrics += _count_metrics(each)
+                copied, counted = _copy_segment(each, draft, encryption, tell), _count_metrics(each)
             except (FileNotFoundError, duckdb.Error, BundleError) as error:
                 shutil.rmtree(draft / each.segment.path.name, ignore_errors=True)
-                files = [file for file in files if not file.name.startswith(each.segment.path.name + "/")]
                 gone = not each.segment.path.exists()
                 left_out.append(f"{each.segment.path}: deleted by retention meanwhile" if gone else str(error))
                 continue
             kept.append(each)
+            files += copied
+            metrics += counted
         contents = _contents(kept, files, metrics, origin, part, parts, encryption is not None)
         text = json.dumps(asdict(contents), indent=1).encode() + b"\n"
         write_file(draft / CONTENTS, text)
@@ -204,7 +214,7 @@ def _copy_segment(chosen: Chosen, draft: Path, encryption: Encryption | None, te
     copied = []
     for name in (*sealed, MANIFEST):
         source, target = chosen.segment.path / name, directory / (name + (_AGE if encryption else ""))
-        found = _copy(source, target, tell)[1] if encryption is None else encryption.encrypt(source, target, tell)
+        found = _copy(source, target, tell) if encryption is None else encryption.encrypt(source, target, tell)
         if sealed.get(name, found) != found:
             raise BundleError(f"{source}: SHA-256 is {found}, the manifest says {sealed[name]}; it is left out")
         size, digest = (target.stat().st_size, found) if encryption is None else _hash(target)
@@ -213,31 +223,27 @@ def _copy_segment(chosen: Chosen, draft: Path, encryption: Encryption | None, te
     return copied
 
 
-def _copy(source: Path, target: Path, tell: Tell) -> tuple[int, str]:
-    """Copy a file, synced; its size and SHA-256."""
-    digest, size = hashlib.sha256(), 0
-    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as reader, target.open("xb") as writer:
-        while chunk := reader.read(_CHUNK):
-            digest.update(chunk)
-            writer.write(chunk)
-            size += len(chunk)
-            tell(len(chunk))
-        writer.flush()
-        os.fsync(writer.fileno())
-    return size, digest.hexdigest()
+def _copy(source: Path, target: Path, tell: Tell) -> str:
+    """Copy a file, synced; its SHA-256."""
+    with _open(source) as reader, target.open("xb") as writer:
+        hashing = Hashing(reader, tell)
+        shutil.copyfileobj(hashing, writer, _CHUNK)
+        sync(writer)
+    return hashing.sha256
 
 
 def _hash(path: Path, tell: Tell = lambda size: None) -> tuple[int, str]:
-    """Size and SHA-256 of a file; a link is not followed."""
-    digest, size = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as reader:
-        while chunk := reader.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-            tell(len(chunk))
-    return size, digest.hexdigest()
+    """Size and SHA-256 of a file."""
+    with _open(path) as reader:
+        hashing = Hashing(reader, tell)
+        while hashing.read(_CHUNK):
+            pass
+    return hashing.bytes, hashing.sha256
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file to be read; a link is not followed. Raises ``OSError``."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
 def _count_metrics(chosen: Chosen) -> Counter[str]:
@@ -327,8 +333,9 @@ def verify(path: Path, trusted: Sequence[Path] = (), tell: Tell = lambda size: N
                 f"{CONTENTS} says {file.bytes} with {file.sha256}"
             )
     if not contents.encrypted:
-        for number in contents.segments:
-            check_segment(path / f"{number:08d}", contents.gateway_id, number)
+        for number, files in contents.segments.items():
+            digests = {file.name.split("/")[1]: file.sha256 for file in files}
+            _check_segment(path / f"{number:08d}", contents.gateway_id, number, digests)
     return Verified(path, bundle_id(text), contents, signature)
 
 
@@ -361,6 +368,9 @@ def _parse(text: bytes) -> Contents:
             or names[file.name] > 1
         ):
             raise ValueError(f"a file of a bundle is not named {file.name[:80]!r}")
+    for number in contents.segments:
+        if f"{number:08d}/{MANIFEST}{_AGE if contents.encrypted else ''}" not in names:
+            raise ValueError(f"segment {number} has no {MANIFEST}")
     return contents
 
 
@@ -399,9 +409,9 @@ def _entries(path: Path) -> Iterator[tuple[Path, str, int]]:
                 yield path / name / inner, f"{name}/{inner}", os.lstat(path / name / inner).st_mode
 
 
-def check_segment(directory: Path, gateway_id: str, number: int) -> Manifest:
-    """The manifest of a segment that was carried here, in the clear, when its files are those that it names and of the
-    form that a buffer has. Raises ``BundleError``."""
+def _check_segment(directory: Path, gateway_id: str, number: int, digests: Mapping[str, str]) -> None:
+    """Whether a segment that was carried here, in the clear, has the files that its manifest names, of the form that a
+    buffer has. ``digests``: the SHA-256 of what lies there. Raises ``BundleError``."""
     try:
         manifest = Manifest.read(directory)
     except LocumError as error:
@@ -412,14 +422,16 @@ def check_segment(directory: Path, gateway_id: str, number: int) -> Manifest:
     named = sorted([MANIFEST, *(file.name for file in manifest.files)])
     if named != sorted(os.listdir(directory)):
         raise BundleError(f"{at}: names {named}, there are {sorted(os.listdir(directory))}")
-    for fault in (*manifest.verify(directory), *form_faults(directory, manifest)):
+    for file in manifest.files:
+        if (found := digests[file.name]) != file.sha256:
+            raise BundleError(f"{directory / file.name}: SHA-256 is {found}, the manifest says {file.sha256}")
+    for fault in form_faults(directory, manifest):
         raise BundleError(fault)
-    return manifest
 
 
 def unpack(
     verified: Verified, number: int, target: Path, decryption: Decryption | None, tell: Tell = lambda size: None
-) -> Manifest:
+) -> None:
     """Put a segment of a bundle into the new directory ``target``, in the clear and checked again. Raises
     ``BundleError``, ``OSError``."""
     contents = verified.contents
@@ -427,9 +439,10 @@ def unpack(
     for file in contents.segments[number]:
         source, name = verified.path / file.name, file.name.split("/")[1]
         if decryption is None:
-            if _copy(source, target / name, tell)[1] != file.sha256:
+            if _copy(source, target / name, tell) != file.sha256:
                 raise BundleError(f"{source}: was changed after it had been verified")
         else:
             decryption.decrypt(source, target / name.removesuffix(_AGE), tell)
     sync_directory(target)
-    return check_segment(target, contents.gateway_id, number)
+    digests = {path.name: sha256(path) for path in target.iterdir()}
+    _check_segment(target, contents.gateway_id, number, digests)

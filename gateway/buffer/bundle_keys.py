@@ -84,21 +84,35 @@ def _public_key(path: Path) -> Ed25519PublicKey:
 
 
 Tell = Callable[[int], None]
+"""Told how many bytes more are done."""
 
 
-class _Counted:
-    """A file that is read, hashed, and told about."""
+class Hashing:
+    """A file that is read, hashed, counted and told about."""
 
     def __init__(self, file: BinaryIO, tell: Tell) -> None:
         self._file = file
         self._tell = tell
-        self.digest = hashlib.sha256()
+        self._digest = hashlib.sha256()
+        self.bytes = 0
 
     def read(self, size: int = -1) -> bytes:
         chunk = self._file.read(size)
-        self.digest.update(chunk)
+        self._digest.update(chunk)
+        self.bytes += len(chunk)
         self._tell(len(chunk))
         return chunk
+
+    @property
+    def sha256(self) -> str:
+        """Of what was read so far."""
+        return self._digest.hexdigest()
+
+
+def sync(file: BinaryIO) -> None:
+    """Make what was written safe. Raises ``OSError``."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 class Encryption:
@@ -117,10 +131,10 @@ class Encryption:
     def encrypt(self, source: Path, target: Path, tell: Tell) -> str:
         """Write ``source`` to the new file ``target``, encrypted; the SHA-256 of ``source``. Raises ``OSError``."""
         with source.open("rb") as reader, target.open("xb") as writer:
-            counted = _Counted(reader, tell)
-            pyrage.encrypt_io(counted, writer, self._recipients)
-            _sync(writer)
-        return counted.digest.hexdigest()
+            plain = Hashing(reader, tell)
+            pyrage.encrypt_io(plain, writer, self._recipients)
+            sync(writer)
+        return plain.sha256
 
 
 class Decryption:
@@ -139,15 +153,10 @@ class Decryption:
         """Write what is encrypted in ``source`` to the new file ``target``. Raises ``KeyRefused``, ``OSError``."""
         with source.open("rb") as reader, target.open("xb") as writer:
             try:
-                pyrage.decrypt_io(_Counted(reader, tell), writer, self._identities)
+                pyrage.decrypt_io(Hashing(reader, tell), writer, self._identities)
             except pyrage.DecryptError as error:
                 raise KeyRefused(f"{source}: cannot be decrypted with this key ({error})") from None
-            _sync(writer)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+            sync(writer)
 
 
 def _lines(path: Path) -> list[str]:
@@ -196,5 +205,5 @@ def _write_pair(name: Path, secret: bytes, public: bytes) -> KeyPair:
             raise KeyRefused(f"{path}: is there already, and a key is not overwritten; name another") from None
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            _sync(file)
+            sync(file)
     return pair

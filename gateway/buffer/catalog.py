@@ -143,10 +143,11 @@ class Catalog:
             return [self._sealed[number] for number in sorted(self._sealed)]
 
     def snapshot(self) -> Snapshot:
+        imported = tuple(self.imported.sealed())
         with self._lock:
             attached = tuple((number, self._indexes[number].name) for number in sorted(self._indexes))
             sealed = tuple(self._sealed[number] for number in sorted(self._sealed))
-            return Snapshot(sealed, tuple(self.imported.sealed()), attached, self._connection.cursor())
+            return Snapshot(sealed, imported, attached, self._connection.cursor())
 
     def begin_anew(self) -> None:
         """Leave DuckDB and all indexes, which are of no use any more, and start another. Raises ``duckdb.Error``."""

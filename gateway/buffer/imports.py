@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,16 +16,18 @@ from pathlib import Path
 
 from gateway.buffer import bundle
 from gateway.buffer.bundle import BundleError, Verified
-from gateway.buffer.bundle_keys import Decryption
+from gateway.buffer.bundle_keys import Decryption, Tell
 from gateway.buffer.imported import imported_dir, imported_segments
 from gateway.buffer.segment import (
     MANIFEST,
+    State,
     check_fields,
     delete,
     directory_bytes,
     segments,
     sha256,
     sync_directory,
+    take_lock,
     write_file,
 )
 from gateway.config import BufferSettings
@@ -67,7 +68,7 @@ def take(
     own_id: str,
     settings: BufferSettings,
     decryption: Decryption | None,
-    tell: bundle.Tell = lambda size: None,
+    tell: Tell = lambda size: None,
 ) -> Outcome:
     """Import a verified bundle. A gateway may run on ``data_dir`` or not. Raises ``BundleError``; then nothing has
     changed, ``StorageError`` when there is no room or another import is under way, ``OSError``."""
@@ -78,12 +79,14 @@ def take(
         home = imported_dir(data_dir) / contents.gateway_id
         places = {number: home / f"{number:08d}" for number in contents.segments}
         if contents.gateway_id == own_id:
-            own = {each.number for each in segments(data_dir) if each.path.name == f"{each.number:08d}"}
+            own = {each.number for each in segments(data_dir) if each.state is State.SEALED}
             places |= {number: data_dir / "segments" / f"{number:08d}" for number in own & places.keys()}
         coming = sorted(number for number, place in places.items() if not place.exists())
         _check_room(data_dir, sum(file.bytes for number in coming for file in contents.segments[number]), settings)
         try:
-            if contents.encrypted and decryption is None:
+            if not contents.encrypted:
+                decryption = None
+            elif decryption is None:
                 raise BundleError(f"{verified.path}: is encrypted; name the file with your secret key: --identity FILE")
             for number, place in places.items():
                 if number not in coming:
@@ -107,14 +110,14 @@ def take(
 
 
 def _must_be_the_same(
-    verified: Verified, number: int, place: Path, decryption: Decryption | None, draft: Path, tell: bundle.Tell
+    verified: Verified, number: int, place: Path, decryption: Decryption | None, draft: Path, tell: Tell
 ) -> None:
     """Raise ``BundleError`` unless the segment that is there is the one in the bundle: by its manifest, which has the
     SHA-256 of the other files."""
-    carried = [file for file in verified.contents.segments[number] if file.name.split("/")[1].startswith(MANIFEST)]
-    path = verified.path / carried[0].name if carried else verified.path
-    found = carried[0].sha256 if carried else ""
-    if carried and decryption is not None:
+    path = verified.path / f"{number:08d}" / (MANIFEST + (".age" if decryption is not None else ""))
+    if decryption is None:
+        found = sha256(path)
+    else:
         draft.mkdir(parents=True, exist_ok=True)
         decryption.decrypt(path, draft / "known", tell)
         found = sha256(draft / "known")
@@ -192,9 +195,8 @@ def _lock(data_dir: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not take_lock(descriptor):
+            raise StorageError(f"{data_dir}: another import is under way; wait for it")
         yield
-    except BlockingIOError:
-        raise StorageError(f"{data_dir}: another import is under way; wait for it") from None
     finally:
         os.close(descriptor)

@@ -28,7 +28,7 @@ from gateway.buffer.segment import Manifest, Segment, State
 from gateway.buffer.tables import SCHEMAS
 from gateway.config import BufferSettings
 from gateway.metrics import Meters
-from gateway.model import CATEGORY_OF, LocumError, StorageError
+from gateway.model import CATEGORY_OF, LocumError, StorageError, utc
 
 MAX_SQL_CHARS = 1_000_000
 _ATTEMPTS = 3
@@ -211,7 +211,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _time(at_ns: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_ns // 10**9)) if at_ns else ""
+    return utc(at_ns) if at_ns else ""
 
 
 def _check(cursor: duckdb.DuckDBPyConnection, statement: str) -> None:

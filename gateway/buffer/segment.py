@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from gateway.model import StorageError
+from gateway.model import StorageError, utc
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -309,7 +309,7 @@ def quarantine(data_dir: Path, path: Path, why: str) -> Path:
 
 def write_note(beside: Path, facts: dict[str, str | int]) -> None:
     """The JSON note of something in quarantine."""
-    note = facts | {"moved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    note = facts | {"moved": utc(time.time_ns())}
     write_file(beside.with_name(beside.name + ".json"), json.dumps(note, indent=1).encode() + b"\n")
 
 
@@ -327,7 +327,7 @@ def lock(data_dir: Path, address: str = "") -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}); name another with --data") from error
     try:
-        if not _take(descriptor):
+        if not take_lock(descriptor):
             pid, at = _told(path)
             raise StorageError(
                 f"{data_dir}: in use by process {pid}{f' at {at}' if at else ''}; "
@@ -340,8 +340,8 @@ def lock(data_dir: Path, address: str = "") -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(descriptor: int) -> bool:
-    """Take the lock; tried for a moment, since ``lock_holder`` may hold it for an instant."""
+def take_lock(descriptor: int) -> bool:
+    """Take the lock of a file; tried for a moment, since ``lock_holder`` may hold it for an instant."""
     for attempt in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gateway.buffer.segment import sync_directory, write_file
-from gateway.model import Category, ConfigError
+from gateway.model import Category, ConfigError, utc
 
 log = logging.getLogger("locum.forward")
 
@@ -59,7 +59,7 @@ class DeadLetters:
         """Lay a package aside. Raises ``OSError``."""
         folder = self._root / category.path
         folder.mkdir(parents=True, exist_ok=True)
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        at = utc(time.time_ns())
         body = base64.b64encode(raw).decode()
         letter = DeadLetter(package_id, sink, category.path, points, reason, status, reply[:4096], at, body)
         write_file(folder / f"{package_id}.json", json.dumps(asdict(letter), ensure_ascii=False).encode())

@@ -35,13 +35,14 @@ from tests.promises.oracle import Arrival, Number, Promised
 
 _EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 FAULTS = {"lost": 0.05, "503": 0.05, "reset": 0.05}
-_CONF = """max_body_bytes = "100KiB"
+CONF = """max_body_bytes = "100KiB"
 
 [buffer]
 segment_age_s = "1s"
 """
 _SIZES = (1, 3, 40, 400, 2000)
 _WEIGHTS = (4, 4, 4, 2, 1)
+_SETTLE_S = 120.0
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Senders:
         self._seed += 1
         chance = random.Random(self._seed)
         with contextlib.ExitStack() as stack:
-            post = _grpc(at[5:], stack) if at.startswith("grpc:") else _http(at, category, stack)
+            post = _grpc(at[5:], stack) if at.startswith("grpc:") else http_sender(at, category, stack)
             while not self._stop.is_set():
                 numbers = self._take(chance.choices(_SIZES, _WEIGHTS)[0])
                 points = promises(category, numbers)
@@ -112,7 +113,7 @@ class Senders:
                     self._stop.wait(0.05)
 
 
-def _http(at: str, category: str, stack: contextlib.ExitStack):  # type: ignore[no-untyped-def]
+def http_sender(at: str, category: str, stack: contextlib.ExitStack):  # type: ignore[no-untyped-def]
     connection = http.client.HTTPConnection(at, timeout=10)
     stack.callback(connection.close)
     path = {"metric": "/v1/metrics", "tracing": "/v1/traces", "logging": "/v1/logs"}[category]
@@ -211,26 +212,76 @@ def arrival(taken: Taken) -> Arrival:
     return Arrival(taken.package_id, tuple(numbers))
 
 
+class Scene:
+    """A gateway process, a fake Guance, senders, and the books of both ends."""
+
+    def __init__(
+        self,
+        place: Path,
+        seed: int,
+        conf: str = CONF,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.promised, self.arrivals = Promised(), list[Arrival]()
+        self._lock = threading.Lock()
+        self.guance = StandIn(on_request=self._on_request)
+        self.numbers = itertools.count(1)
+        self.senders = Senders(self.promised, self.numbers, seed)
+        self._place, self._conf, self._environment = place, conf, environment
+        self.chance = random.Random(seed)
+
+    def _on_request(self, taken: Taken) -> None:
+        with self._lock:
+            if taken.taken and taken.body:  # killed between head and body, a sender leaves an empty body behind
+                self.arrivals.append(arrival(taken))
+        self.guance.requests.clear()
+
+    def __enter__(self) -> Scene:
+        self._place.mkdir(parents=True, exist_ok=True)
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self.guance)
+        gateway = GatewayProcess(self._place, self.guance.url, self._conf, self._environment)
+        self.gateway = self._stack.enter_context(gateway)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.senders.stop()
+        self._stack.close()
+
+    @property
+    def data_dir(self) -> Path:
+        return self.gateway.data_dir
+
+    def load(self, for_s: float) -> None:
+        """Send for so long, and stop."""
+        self.senders.start(self.gateway.http, self.gateway.grpc)
+        time.sleep(for_s)
+        self.senders.stop()
+
+    def came(self) -> list[Arrival]:
+        """What the Dataway has taken so far."""
+        with self._lock:
+            return list(self.arrivals)
+
+    def missing(self) -> set[Number]:
+        return oracle.lost(self.promised, self.came())
+
+    def settle(self) -> float:
+        """Wait until all has come; the seconds that it took."""
+        began = time.monotonic()
+        while self.missing() and time.monotonic() < began + _SETTLE_S:
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+
 def campaign(
-    rounds: int, place: Path, seed: int, longest_s: float = 1.5, faults: bool = True, conf: str = _CONF
+    rounds: int, place: Path, seed: int, longest_s: float = 1.5, faults: bool = True, conf: str = CONF
 ) -> Result:
     """Kill the gateway ``rounds`` times; what became of the promises."""
-    chance = random.Random(seed)
-    promised, numbers, arrivals = Promised(), itertools.count(1), []
-    lock = threading.Lock()
     result = Result()
-
-    def on_request(taken: Taken) -> None:
-        with lock:
-            if taken.taken and taken.body:  # killed between head and body, a sender leaves an empty body behind
-                arrivals.append(arrival(taken))
-        guance.requests.clear()
-
-    with (
-        StandIn(faults=dict(FAULTS) if faults else {}, on_request=on_request) as guance,
-        GatewayProcess(place, guance.url, conf) as gateway,
-    ):
-        senders = Senders(promised, numbers, seed)
+    with Scene(place, seed, conf) as scene:
+        scene.guance.faults.update(FAULTS if faults else {})
+        gateway, chance = scene.gateway, scene.chance
         while result.rounds < rounds:
             result.rounds += 1
             if chance.random() < 0.2:
@@ -239,19 +290,16 @@ def campaign(
                 gateway.kill()
                 continue
             result.ready_s.append(gateway.start())
-            senders.start(gateway.http, gateway.grpc)
+            scene.senders.start(gateway.http, gateway.grpc)
             time.sleep(chance.uniform(0.05, longest_s))
             gateway.kill()
-            senders.stop()
-        guance.heal()
+            scene.senders.stop()
+        scene.guance.heal()
         result.ready_s.append(gateway.start())
-        began = time.monotonic()
-        while oracle.lost(promised, list(arrivals)) and time.monotonic() < began + 120:
-            time.sleep(0.5)
-        result.caught_up_s = time.monotonic() - began
+        result.caught_up_s = scene.settle()
         gateway.terminate()
         result.log = gateway.log
-    return judged(result, promised, arrivals)
+    return judged(result, scene.promised, scene.came())
 
 
 def judged(result: Result, promised: Promised, arrivals: list[Arrival]) -> Result:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises.kill import Scene
 from tests.promises.oracle import Arrival
-from tests.promises.torture import HARMS, Outcome, Scene, markdown, run
+from tests.promises.torture import HARMS, Outcome, books, markdown, run
 
 
 @pytest.mark.slow
@@ -23,7 +24,7 @@ def test_the_books_tell_what_was_lost_doubled_changed_and_invented(tmp_path: Pat
     scene.promised.acknowledged |= {("metric", 1), ("metric", 2)}
     scene.arrivals += [Arrival("a", (("metric", 2),)), Arrival("b", (("metric", 2),)), Arrival("b", (("metric", 9),))]
     found = Outcome("")
-    scene.books(found)
+    books(scene, found)
     assert (found.acknowledged, found.lost, found.doubled) == (2, 1, 1)
     assert ["two ids" in found.broken[0], found.broken[1][:2], "nobody sent" in found.broken[2]] == [True, "b:", True]
 

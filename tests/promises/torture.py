@@ -14,31 +14,21 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.console import table
-from gateway.forward.stand_in import FAULTS, StandIn, Taken
+from gateway.forward.stand_in import FAULTS
 from tests.promises import kill, oracle
-from tests.promises.gateway import ROOT, GatewayProcess
-from tests.promises.kill import Senders, arrival, promises, request
-from tests.promises.oracle import Arrival, Number, Promised
-
-_CONF = """max_body_bytes = "100KiB"
-
-[buffer]
-segment_age_s = "1s"
-"""
-_SETTLE_S = 120.0
+from tests.promises.gateway import ROOT
+from tests.promises.kill import CONF, Scene, promises, request
 
 
 @dataclass(slots=True)
@@ -76,81 +66,29 @@ COLUMNS = (
 )
 
 
-class Scene:
-    """A gateway process, a fake Guance, senders, and the books of both ends."""
-
-    def __init__(self, place: Path, seed: int, conf: str = _CONF, environment: dict[str, str] | None = None) -> None:
-        self.promised, self.arrivals = Promised(), list[Arrival]()
-        self._lock = threading.Lock()
-        self.guance = StandIn(on_request=self._on_request)
-        self.numbers = itertools.count(1)
-        self.senders = Senders(self.promised, self.numbers, seed)
-        self._place, self._conf, self._environment = place, conf, environment
-        self.chance = random.Random(seed)
-
-    def _on_request(self, taken: Taken) -> None:
-        with self._lock:
-            if taken.taken and taken.body:
-                self.arrivals.append(arrival(taken))
-        self.guance.requests.clear()
-
-    def __enter__(self) -> Scene:
-        self._place.mkdir(parents=True, exist_ok=True)
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(self.guance)
-        gateway = GatewayProcess(self._place, self.guance.url, self._conf, self._environment)
-        self.gateway = self._stack.enter_context(gateway)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.senders.stop()
-        self._stack.close()
-
-    @property
-    def data_dir(self) -> Path:
-        return self.gateway.data_dir
-
-    def load(self, for_s: float) -> None:
-        """Send for so long, and stop."""
-        self.senders.start(self.gateway.http, self.gateway.grpc)
-        time.sleep(for_s)
-        self.senders.stop()
-
-    def missing(self) -> set[Number]:
-        with self._lock:
-            return oracle.lost(self.promised, list(self.arrivals))
-
-    def settle(self, missing: int = 0, within_s: float = _SETTLE_S) -> float:
-        """Wait until all has come but so many; the seconds that it took."""
-        began = time.monotonic()
-        while len(self.missing()) > missing and time.monotonic() < began + within_s:
-            time.sleep(0.1)
-        return time.monotonic() - began
-
-    def books(self, into: Outcome, *, may_double: bool = False) -> None:
-        """Add what became of the promises to an outcome."""
-        with self._lock:
-            arrivals = list(self.arrivals)
-        into.acknowledged += len(self.promised.acknowledged)
-        into.lost += len(oracle.lost(self.promised, arrivals))
-        doubled = len(oracle.doubled(arrivals))
-        into.doubled += doubled
-        if doubled and not may_double:
-            into.broken.append(f"{doubled} points under two ids")
-        for package_id, what in () if may_double else oracle.changed(arrivals).items():
-            into.broken.append(f"{package_id}: {what}")
-        if invented := oracle.invented(self.promised, arrivals):
-            into.broken.append(f"{len(invented)} points that nobody sent")
+def books(scene: Scene, into: Outcome, *, may_double: bool = False) -> None:
+    """Add what became of the promises to an outcome."""
+    arrivals = scene.came()
+    into.acknowledged += len(scene.promised.acknowledged)
+    into.lost += len(oracle.lost(scene.promised, arrivals))
+    doubled = len(oracle.doubled(arrivals))
+    into.doubled += doubled
+    if doubled and not may_double:
+        into.broken.append(f"{doubled} points under two ids")
+    for package_id, what in () if may_double else oracle.changed(arrivals).items():
+        into.broken.append(f"{package_id}: {what}")
+    if invented := oracle.invented(scene.promised, arrivals):
+        into.broken.append(f"{len(invented)} points that nobody sent")
 
 
 def _plain_kills(place: Path, seed: int, times: int) -> Outcome:
     """kill -9 while receiving, sealing, sending, starting"""
-    return _kills(place, seed, times, kill._CONF, True)
+    return _kills(place, seed, times, CONF, True)
 
 
 def _deleting_kills(place: Path, seed: int, times: int) -> Outcome:
     """kill -9 while retention deletes"""
-    return _kills(place, seed, times, kill._CONF + 'max_age_s = "1s"\n', False)
+    return _kills(place, seed, times, CONF + 'max_age_s = "1s"\n', False)
 
 
 def _kills(place: Path, seed: int, times: int, conf: str, faults: bool) -> Outcome:
@@ -172,7 +110,7 @@ def _replay_kills(place: Path, seed: int, times: int) -> Outcome:
         scene.gateway.start()
         scene.load(4.0)
         scene.settle()
-        scene.books(found)
+        books(scene, found)
         scene.arrivals.clear()
         command = [sys.executable, "-m", "gateway.cli", "replay", "--from", "-1h", "--rate", "300k/s"]
         command += ["--conf", str(scene.gateway.conf_dir), "--data", str(scene.data_dir)]
@@ -198,9 +136,8 @@ def _replay_kills(place: Path, seed: int, times: int) -> Outcome:
                 break
             resume = []
         found.lost += len(scene.missing())
-        with scene._lock:
-            found.doubled += len(oracle.doubled(scene.arrivals))
-            found.broken += [f"{each}: {what}" for each, what in oracle.changed(scene.arrivals).items()]
+        found.doubled += len(oracle.doubled(scene.came()))
+        found.broken += [f"{each}: {what}" for each, what in oracle.changed(scene.came()).items()]
         if found.doubled:
             found.broken.append(f"{found.doubled} points under two ids")
     return found
@@ -221,7 +158,7 @@ def _terminations(place: Path, seed: int, times: int) -> Outcome:
             scene.senders.stop()
         scene.gateway.start()
         scene.settle()
-        scene.books(found)
+        books(scene, found)
     return found
 
 
@@ -239,7 +176,7 @@ def _disk(place: Path, size: str) -> Iterator[Path]:
 def _full_disk(place: Path, seed: int, times: int) -> Outcome:
     """the disk is full, then not"""
     found = Outcome("", times)
-    with _disk(place, "48m") as disk, Scene(disk, seed, _CONF + 'min_free_disk_bytes = "0"\n') as scene:
+    with _disk(place, "48m") as disk, Scene(disk, seed, CONF + 'min_free_disk_bytes = "0"\n') as scene:
         scene.gateway.start()
         for _ in range(times):
             ballast = disk / "ballast"
@@ -252,7 +189,7 @@ def _full_disk(place: Path, seed: int, times: int) -> Outcome:
             found.recovered_s.append(_takes_again(scene))
             _delete_delivered(scene)
         scene.settle()
-        scene.books(found)
+        books(scene, found)
         _must_live(scene, found)
     return found
 
@@ -282,7 +219,7 @@ def _read_only(place: Path, seed: int, times: int) -> Outcome:
     _do("mkfs.ext4", "-q", str(image))
     _do("mount", "-o", "loop", str(image), str(disk))
     try:
-        with Scene(disk, seed, _CONF + 'min_free_disk_bytes = "0"\n') as scene:
+        with Scene(disk, seed, CONF + 'min_free_disk_bytes = "0"\n') as scene:
             for _ in range(times):
                 found.recovered_s.append(scene.gateway.start())
                 scene.senders.start(scene.gateway.http, scene.gateway.grpc)
@@ -297,7 +234,7 @@ def _read_only(place: Path, seed: int, times: int) -> Outcome:
                 _do("mount", "-o", "loop", str(image), str(disk))
             scene.gateway.start()
             scene.settle()
-            scene.books(found)
+            books(scene, found)
             _must_live(scene, found)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False, capture_output=True)
@@ -315,6 +252,13 @@ def _takes_again(scene: Scene) -> float:
     while len(scene.promised.acknowledged) == before and time.monotonic() < began + 60:
         scene.load(0.1)
     return time.monotonic() - began
+
+
+def _close(scene: Scene, found: Outcome) -> None:
+    """Wait for what is on its way, and do the books."""
+    found.recovered_s.append(scene.settle())
+    books(scene, found)
+    _must_live(scene, found)
 
 
 def _must_live(scene: Scene, found: Outcome) -> None:
@@ -343,7 +287,7 @@ def _harmed(harm: Harm, may_double: bool = False) -> Callable[[Path, int, int], 
                 found.recovered_s.append(scene.gateway.start())
                 _wait_for_standstill(scene)
                 before = found.lost
-                scene.books(found, may_double=may_double)
+                books(scene, found, may_double=may_double)
                 cost, found.lost = found.lost - before, before
                 if cost:
                     told = list((scene.data_dir / "quarantine").glob("*.json")) or [
@@ -487,9 +431,7 @@ def _clock_steps(place: Path, seed: int, times: int) -> Outcome:
                 scene.gateway.kill()
                 found.kills += 1
                 scene.gateway.start()
-        found.recovered_s.append(scene.settle())
-        scene.books(found)
-        _must_live(scene, found)
+        _close(scene, found)
     return found
 
 
@@ -507,9 +449,7 @@ def _two_days(place: Path, seed: int, times: int) -> Outcome:
             scene.load(0.5)
             found.tried += 1
         scene.guance.heal()
-        found.recovered_s.append(scene.settle())
-        scene.books(found)
-        _must_live(scene, found)
+        _close(scene, found)
     return found
 
 
@@ -525,7 +465,7 @@ def _receiver_fault(kind: str) -> Callable[[Path, int, int], Outcome]:
             scene.guance.heal()
             found.recovered_s.append(scene.settle())
             _count_dead_letters(scene, found)
-            scene.books(found)
+            books(scene, found)
             _must_live(scene, found)
         return found
 
@@ -553,9 +493,7 @@ def _second_gateway(place: Path, seed: int, times: int) -> Outcome:
             if done.returncode != 2 or f"process {scene.gateway.pid}" not in done.stderr:
                 found.broken.append(f"exit code {done.returncode}: {done.stderr[-100:]}")
         scene.senders.stop()
-        found.recovered_s.append(scene.settle())
-        scene.books(found)
-        _must_live(scene, found)
+        _close(scene, found)
     return found
 
 
@@ -567,7 +505,7 @@ def _slow_receiver(place: Path, seed: int, times: int) -> Outcome:
         scene.guance.faults["slow"] = 1.0
         taken: list[float] = []
         with contextlib.ExitStack() as stack:
-            post = kill._http(scene.gateway.http, "metric", stack)
+            post = kill.http_sender(scene.gateway.http, "metric", stack)
             for _ in range(times):
                 numbers = list(itertools.islice(scene.numbers, 40))
                 began = time.monotonic()
@@ -580,9 +518,7 @@ def _slow_receiver(place: Path, seed: int, times: int) -> Outcome:
         if p99 > 0.1:
             found.broken.append(f"p99 of answers {p99 * 1000:.0f} ms")
         scene.guance.heal()
-        found.recovered_s.append(scene.settle())
-        scene.books(found)
-        _must_live(scene, found)
+        _close(scene, found)
     return found
 
 
